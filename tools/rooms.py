@@ -51,7 +51,7 @@ ROOMS = {
     "dropin/ibverbs": [
         ("border", {"device_log", "strings", "rates", "kernel", "sysfs", "unsupported"}),
         ("devices", {"live", "convert", "device_list", "system"}),
-        ("objects", {"ah", "attributes", "channel", "context", "cq", "cq_ex", "dm", "domain", "mr", "mw", "pd", "poll", "port", "post", "qp", "qp_ex", "srq"}),
+        ("objects", {"ah", "attributes", "channel", "context", "cq", "cq_ex", "dm", "domain", "mr", "mw", "pd", "poll", "port", "post", "qp", "qp_ex", "srq", "xrc"}),
         ("calls", {"async_event", "import", "qp_modify", "report"}), ("exports", {"export", "private"}),
     ],
     "dropin/rdmacm": [

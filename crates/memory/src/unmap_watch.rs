@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::page_size;
+use crate::signals::BlockedSignals;
 
 /// Maximum number of ranges that are watched at a time.
 pub const MAX_RANGES: usize = 4096;
@@ -63,40 +64,79 @@ struct Message {
 
 impl Message {
     /// The addresses that are no longer what they were.
-    fn range(&self) -> Option<Range<u64>> {
+    fn range(&self) -> Option<(u64, u64)> {
         let [first, second, third] = self.words;
         match self.head.to_ne_bytes()[0] {
-            EVENT_UNMAP => Some(first..second),
-            EVENT_REMAP => Some(first..first.saturating_add(third)),
+            EVENT_UNMAP => Some((first, second)),
+            EVENT_REMAP => Some((first, first.saturating_add(third))),
             _ => None,
         }
+    }
+
+    /// Where a moved range is now, and its length.
+    fn moved(&self) -> Option<[u64; 2]> {
+        (self.head.to_ne_bytes()[0] == EVENT_REMAP).then_some([self.words[1], self.words[2]])
+    }
+}
+
+/// Ranges in a fixed place: the thread that reads events must not allocate. The allocator may hold
+/// its lock while it waits for that thread, with memory that it unmaps.
+#[derive(Debug)]
+struct Ranges<const N: usize> {
+    some: [(u64, u64); N],
+    count: usize,
+    /// There were more: all addresses count.
+    all: bool,
+}
+
+impl<const N: usize> Ranges<N> {
+    const fn new() -> Self {
+        Self { some: [(0, 0); N], count: 0, all: false }
+    }
+
+    fn push(&mut self, (start, end): (u64, u64)) {
+        let known = self.iter().any(|known| known.0 <= start && end <= known.1);
+        match self.some.get_mut(self.count) {
+            _ if known => {}
+            Some(place) => {
+                *place = (start, end);
+                self.count += 1;
+            }
+            None => self.all = true,
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        let all = self.all.then_some((0, u64::MAX));
+        self.some[..self.count].iter().copied().chain(all)
+    }
+
+    fn clear(&mut self) {
+        (self.count, self.all) = (0, false);
     }
 }
 
 /// What became of a watched range.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Fate {
     /// Something of it is gone.
     any: AtomicBool,
     /// The parts that are.
-    gone: Mutex<Vec<Range<u64>>>,
+    gone: Mutex<Ranges<MAX_PARTS>>,
 }
 
 /// Maximum number of parts that are told apart; beyond, all of the range is gone.
 const MAX_PARTS: usize = 16;
+/// Events that wait for the table; beyond, everything watched is gone.
+const MAX_PENDING: usize = 256;
 
 impl Fate {
-    fn add(&self, whole: &Range<u64>, part: &Range<u64>) {
-        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = |known: &Range<u64>| known.start <= part.start && part.end <= known.end;
-        if !gone.iter().any(known) {
-            if gone.len() >= MAX_PARTS {
-                gone.clear();
-                gone.push(whole.clone());
-            } else {
-                gone.push(part.clone());
-            }
-        }
+    const fn new() -> Self {
+        Self { any: AtomicBool::new(false), gone: Mutex::new(Ranges::new()) }
+    }
+
+    fn add(&self, part: (u64, u64)) {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(part);
         self.any.store(true, Ordering::Release);
     }
 }
@@ -112,6 +152,9 @@ struct Watcher {
     fd: OwnedFd,
     process: u32,
     entries: Mutex<Vec<Entry>>,
+    /// Events that were read and not applied yet. The lock is held while they are read: a range
+    /// that is registered after an event does not get it.
+    pending: Mutex<Ranges<MAX_PENDING>>,
 }
 
 /// Why memory is not watched.
@@ -153,8 +196,7 @@ impl WatchedRange {
     pub fn first_gone(&self, addr: u64, len: usize) -> Option<u64> {
         let end = addr.saturating_add(len as u64);
         let gone = self.fate.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        let overlap = |part: &&Range<u64>| part.start < end && addr < part.end;
-        gone.iter().filter(overlap).map(|part| part.start.max(addr)).min()
+        gone.iter().filter(|part| part.0 < end && addr < part.1).map(|part| part.0.max(addr)).min()
     }
 }
 
@@ -181,6 +223,8 @@ impl Watcher {
     fn start() -> Result<&'static Self, WatchError> {
         let watcher: &'static Self = Box::leak(Box::new(Self::open()?));
         let thread = std::thread::Builder::new().name("nb-unmap".to_owned());
+        // A handler of the program's that unmaps memory would wait for the thread it runs on.
+        let _blocked = BlockedSignals::new();
         thread
             .spawn(|| watcher.read_events())
             .map_err(|error| WatchError::Refused(format!("no thread to read its events: {error}")))?;
@@ -207,14 +251,15 @@ impl Watcher {
         if unsafe { libc::ioctl(fd.as_raw_fd(), IOCTL_API, &raw mut request) } < 0 {
             return Err(refused());
         }
-        Ok(Self { fd, process: std::process::id(), entries: Mutex::default() })
+        let (entries, pending) = (Mutex::default(), Mutex::new(Ranges::new()));
+        Ok(Self { fd, process: std::process::id(), entries, pending })
     }
 
     fn watch(&'static self, addr: u64, len: usize) -> Result<WatchedRange, WatchError> {
         let page = page_size() as u64;
         let end = addr.saturating_add(len as u64).next_multiple_of(page);
         let range = addr - addr % page..end;
-        let fate = Arc::<Fate>::default();
+        let fate = Arc::new(Fate::new());
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= MAX_RANGES {
             return Err(WatchError::TooMany);
@@ -225,40 +270,91 @@ impl Watcher {
         if unsafe { libc::ioctl(self.fd.as_raw_fd(), IOCTL_REGISTER, &raw mut request) } < 0 {
             return Err(WatchError::Mapping(io::Error::last_os_error().to_string()));
         }
+        // What was unmapped before is not the new range.
+        self.apply(&entries);
         entries.push(Entry { range: range.clone(), fate: fate.clone() });
         Ok(WatchedRange { watcher: self, range, fate })
     }
 
+    /// Marks what the events that were read have taken away.
+    fn apply(&self, entries: &[Entry]) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        for range in pending.iter() {
+            let overlaps = |entry: &&Entry| entry.range.start < range.1 && range.0 < entry.range.end;
+            entries.iter().filter(overlaps).for_each(|entry| entry.fate.add(range));
+        }
+        pending.clear();
+    }
+
+    fn unregister(&self, mut range: [u64; 2]) {
+        // SAFETY: a live structure of the layout that this request has. Memory is not changed.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), IOCTL_UNREGISTER, &raw mut range) };
+    }
+
+    /// Reads the events there are.
+    fn read(&self) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut messages = [Message::default(); 16];
+        let room = size_of_val(&messages);
+        // SAFETY: room for so many bytes, any of which are valid messages.
+        let got = unsafe { libc::read(self.fd.as_raw_fd(), messages.as_mut_ptr().cast(), room) };
+        let count = usize::try_from(got).unwrap_or(0) / size_of::<Message>();
+        for message in &messages[..count] {
+            if let Some(range) = message.range() {
+                pending.push(range);
+            }
+            if let Some(moved) = message.moved() {
+                self.unregister(moved);
+            }
+        }
+    }
+
     /// Reads events for ever. The thread that unmaps memory waits for the read, maybe with our lock
-    /// held (an allocator unmaps what was freed): while the lock is taken, further events are read.
+    /// held (an allocator unmaps what was freed): while the table is in use, further events are
+    /// read.
     fn read_events(&self) {
-        let mut pending: Vec<Range<u64>> = Vec::with_capacity(1024);
+        let mut applied = true;
         loop {
             let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            if pending.is_empty() {
+            if applied {
                 // SAFETY: one live structure.
                 unsafe { libc::poll(&raw mut poll, 1, -1) };
             }
-            let mut messages = [Message::default(); 16];
-            let room = size_of_val(&messages);
-            // SAFETY: room for so many bytes, any of which are valid messages.
-            let got = unsafe { libc::read(self.fd.as_raw_fd(), messages.as_mut_ptr().cast(), room) };
-            let count = usize::try_from(got).unwrap_or(0) / size_of::<Message>();
-            pending.extend(messages[..count].iter().filter_map(Message::range));
-            match self.entries.try_lock() {
-                Ok(entries) => mark(&entries, &mut pending),
-                Err(TryLockError::Poisoned(entries)) => mark(&entries.into_inner(), &mut pending),
-                Err(TryLockError::WouldBlock) => std::thread::sleep(RETRY),
-            }
+            self.read();
+            applied = match self.entries.try_lock() {
+                Ok(entries) => {
+                    self.apply(&entries);
+                    true
+                }
+                Err(TryLockError::Poisoned(entries)) => {
+                    self.apply(&entries.into_inner());
+                    true
+                }
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::sleep(RETRY);
+                    false
+                }
+            };
         }
     }
 }
 
-fn mark(entries: &[Entry], pending: &mut Vec<Range<u64>>) {
-    for range in pending.drain(..) {
-        let overlaps = |entry: &&Entry| entry.range.start < range.end && range.start < entry.range.end;
-        entries.iter().filter(overlaps).for_each(|entry| entry.fate.add(&entry.range, &range));
+/// The parts of a range that no entry covers.
+fn uncovered(range: &Range<u64>, entries: &[Entry]) -> Vec<Range<u64>> {
+    let mut rest = vec![range.clone()];
+    for other in entries.iter().map(|entry| &entry.range) {
+        rest = rest
+            .into_iter()
+            .flat_map(|part| {
+                [
+                    part.start..part.end.min(other.start.max(part.start)),
+                    part.start.max(other.end.min(part.end))..part.end,
+                ]
+            })
+            .filter(|part| part.start < part.end)
+            .collect();
     }
+    rest
 }
 
 impl Drop for WatchedRange {
@@ -271,12 +367,8 @@ impl Drop for WatchedRange {
         if let Some(at) = entries.iter().position(|entry| Arc::ptr_eq(&entry.fate, &self.fate)) {
             entries.swap_remove(at);
         }
-        let Range { start, end } = self.range;
-        let others = entries.iter().any(|entry| entry.range.start < end && start < entry.range.end);
-        if !others && !self.is_gone() {
-            let mut request = [start, end - start];
-            // SAFETY: a live structure of the layout that this request has. Memory is not changed.
-            unsafe { libc::ioctl(self.watcher.fd.as_raw_fd(), IOCTL_UNREGISTER, &raw mut request) };
+        for part in uncovered(&self.range, &entries) {
+            self.watcher.unregister([part.start, part.end - part.start]);
         }
     }
 }
@@ -366,6 +458,31 @@ mod tests {
         let (start, quarter) = (at.addr() as u64, LEN / 4);
         assert_eq!(lower.first_gone(start, quarter), None);
         assert_eq!(lower.first_gone(start, quarter + 1), Some(start + quarter as u64));
+    }
+
+    /// What was registered after an event is not what the event is about.
+    #[test]
+    fn memory_registered_after_an_event_lives() {
+        for _ in 0..200 {
+            let at = map(ptr::null_mut(), libc::MAP_PRIVATE);
+            let Some(before) = watched(at) else { return };
+            assert_eq!(map(at, libc::MAP_PRIVATE | libc::MAP_FIXED), at);
+            let after = watched(at).unwrap();
+            becomes_gone(&before);
+            assert!(!after.is_gone());
+            drop((before, after));
+            // SAFETY: memory of this test.
+            unsafe { libc::munmap(at.cast(), LEN) };
+        }
+    }
+
+    #[test]
+    fn what_others_cover_stays() {
+        let fate = || Arc::new(Fate::new());
+        let entries: Vec<_> = [2..4, 6..7, 9..20].map(|range| Entry { range, fate: fate() }).into();
+        assert_eq!(uncovered(&(0..10), &entries), [0..2, 4..6, 7..9]);
+        assert_eq!(uncovered(&(10..12), &entries), Vec::<Range<u64>>::new());
+        assert_eq!(uncovered(&(0..2), &entries), vec![0..2]);
     }
 
     #[test]

@@ -73,12 +73,24 @@ pub struct SendRequest<'a> {
     pub inline: Option<&'a [u8]>,
     /// Where a datagram goes; others go to the peer.
     pub to: Option<Datagram>,
+    /// On XRC: the number of the peer's shared receive queue.
+    pub xrc_srq: u32,
 }
 
 impl<'a> SendRequest<'a> {
     /// A signalled request.
     pub fn new(wr_id: u64, op: Operation, sges: &'a [Sge]) -> Self {
-        Self { wr_id, op, sges, signaled: true, solicited: false, fence: false, inline: None, to: None }
+        Self {
+            wr_id,
+            op,
+            sges,
+            signaled: true,
+            solicited: false,
+            fence: false,
+            inline: None,
+            to: None,
+            xrc_srq: 0,
+        }
     }
 
     /// The same, as a UD datagram to this destination.

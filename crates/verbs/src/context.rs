@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use crate::{
     AllocDmAttr, Cq, CqEx, CqInitAttrEx, Device, DeviceAttr, DeviceAttrEx, Dm, Mr, MrInitAttr, Mw, MwBind,
     ParentDomainInitAttr, Pd, PortAttr, Qp, QpInitAttrEx, QueryDeviceExInput, RecvWr, SendWr, Sge, Slot, Srq,
-    SrqInitAttrEx, Td, TdInitAttr, ValuesEx, Wc,
+    SrqInitAttrEx, Td, TdInitAttr, ValuesEx, Wc, Xrcd, XrcdInitAttr,
 };
 
 #[repr(C)]
@@ -106,8 +106,8 @@ pub struct VerbsContext {
     pub create_qp_ex: Option<unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp>,
     pub get_srq_num: Option<unsafe extern "C" fn(*mut Srq, *mut u32) -> c_int>,
     pub create_srq_ex: Option<unsafe extern "C" fn(*mut Context, *mut SrqInitAttrEx) -> *mut Srq>,
-    pub open_xrcd: Slot,
-    pub close_xrcd: Slot,
+    pub open_xrcd: Option<unsafe extern "C" fn(*mut Context, *mut XrcdInitAttr) -> *mut Xrcd>,
+    pub close_xrcd: Option<unsafe extern "C" fn(*mut Xrcd) -> c_int>,
     pub abi_placeholder3: u64,
     /// Size of the whole structure in bytes: older programs use it to test whether a function
     /// exists.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::{AhAttr, Context, Cq, Opaque, Pd, Srq};
+use crate::{AhAttr, Context, Cq, Opaque, Pd, Srq, Xrcd};
 
 #[repr(C)]
 pub struct Qp {
@@ -24,6 +24,8 @@ pub struct Qp {
 pub const IBV_QPT_RC: u32 = 2;
 pub const IBV_QPT_UC: u32 = 3;
 pub const IBV_QPT_UD: u32 = 4;
+pub const IBV_QPT_XRC_SEND: u32 = 9;
+pub const IBV_QPT_XRC_RECV: u32 = 10;
 
 pub const IBV_QPS_RESET: u32 = 0;
 pub const IBV_QPS_INIT: u32 = 1;
@@ -77,7 +79,7 @@ pub struct QpInitAttrEx {
     pub sq_sig_all: c_int,
     pub comp_mask: u32,
     pub pd: *mut Pd,
-    pub xrcd: *mut Opaque,
+    pub xrcd: *mut Xrcd,
     pub create_flags: u32,
     pub max_tso_header: u16,
     pub rwq_ind_tbl: *mut Opaque,

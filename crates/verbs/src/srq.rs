@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::{Context, Cq, Opaque, Pd};
+use crate::{Context, Cq, Pd};
 
 #[repr(C)]
 pub struct Srq {
@@ -36,7 +36,7 @@ pub struct SrqInitAttrEx {
     pub comp_mask: u32,
     pub srq_type: u32,
     pub pd: *mut Pd,
-    pub xrcd: *mut Opaque,
+    pub xrcd: *mut Xrcd,
     pub cq: *mut Cq,
     /// Tags and operations of tag matching.
     pub tm_cap: [u32; 2],
@@ -45,5 +45,23 @@ pub struct SrqInitAttrEx {
 pub const IBV_SRQ_MAX_WR: i32 = 1;
 pub const IBV_SRQ_LIMIT: i32 = 2;
 pub const IBV_SRQT_BASIC: u32 = 0;
+pub const IBV_SRQT_XRC: u32 = 1;
+pub const IBV_SRQ_INIT_ATTR_XRCD: u32 = 4;
+pub const IBV_SRQ_INIT_ATTR_CQ: u32 = 8;
+
+#[repr(C)]
+pub struct XrcdInitAttr {
+    pub comp_mask: u32,
+    pub fd: i32,
+    pub oflags: i32,
+}
+
+#[repr(C)]
+pub struct Xrcd {
+    pub context: *mut Context,
+}
+
+pub const IBV_XRCD_INIT_ATTR_FD: u32 = 1;
+pub const IBV_XRCD_INIT_ATTR_OFLAGS: u32 = 2;
 pub const IBV_SRQ_INIT_ATTR_TYPE: u32 = 1;
 pub const IBV_SRQ_INIT_ATTR_PD: u32 = 2;

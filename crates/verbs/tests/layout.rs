@@ -196,6 +196,8 @@ fn memory_facts() -> Vec<Fact> {
         "ibv_mw_bind" MwBind { wr_id, send_flags, bind_info }
         "ibv_td_init_attr" TdInitAttr { comp_mask }
         "ibv_td" Td { context }
+        "ibv_xrcd" Xrcd { context }
+        "ibv_xrcd_init_attr" XrcdInitAttr { comp_mask, fd, oflags }
         "ibv_parent_domain_init_attr" ParentDomainInitAttr { pd, td, comp_mask, alloc, free, pd_context }
         "ibv_alloc_dm_attr" AllocDmAttr { length, log_align_req, comp_mask }
         "ibv_dm" Dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask, handle }
@@ -349,14 +351,15 @@ fn memory_constants() -> Vec<Fact> {
         IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_FLAG_FLUSH, IBV_ODP_SUPPORT,
         IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_WRITE,
         IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_SRQ_RECV,
-        IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, IBV_SRQT_BASIC, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_PD,
+        IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, IBV_SRQT_BASIC, IBV_SRQT_XRC, IBV_SRQ_INIT_ATTR_XRCD,
+        IBV_SRQ_INIT_ATTR_CQ, IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_PD,
     }
 }
 
 /// C numbers the states and flags of queue pairs and work requests.
 fn queue_pair_constants() -> Vec<Fact> {
     constants! {
-        IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS,
+        IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV, IBV_DEVICE_XRC, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS,
         IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_ERR, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD,
         IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_STATE, IBV_QP_CUR_STATE,
         IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY,

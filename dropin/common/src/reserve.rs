@@ -8,12 +8,16 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use crate::entry::Errno;
 
 /// Bytes of the reserve.
 const RESERVE: usize = 16 << 20;
+/// Bytes and alignment of a granule: the largest alignment in use.
+const GRANULE: usize = 128;
+/// The largest block: more is asked for where failing is expected.
+const LARGEST: usize = 64 << 10;
 /// Bytes that must be available again before objects are created.
 const ENOUGH: usize = 1 << 20;
 
@@ -25,10 +29,11 @@ pub struct WithReserve;
 static SHORT: AtomicBool = AtomicBool::new(false);
 /// The reserve, or null before it was mapped.
 static START: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
-/// Bytes taken from its front.
-static TAKEN: AtomicUsize = AtomicUsize::new(0);
-/// Blocks in use. When the last one is freed, all of it is free again.
-static BLOCKS: AtomicUsize = AtomicUsize::new(0);
+/// Granules taken from its front, and above them the number of blocks in use. When the last one is
+/// freed, all of it is free again.
+static STATE: AtomicU64 = AtomicU64::new(0);
+/// One block, in the number above.
+const BLOCK: u64 = 1 << 32;
 
 /// Maps the reserve. Without it, a failed allocation aborts.
 fn prepare() {
@@ -73,32 +78,24 @@ pub fn check() -> Result<(), Errno> {
 fn from_reserve(layout: Layout) -> *mut u8 {
     SHORT.store(true, Ordering::Relaxed);
     let Some(start) = NonNull::new(START.load(Ordering::Acquire)) else { return ptr::null_mut() };
-    // Every block begins at a multiple of the largest alignment in use.
-    let Some(size) = layout.size().checked_next_multiple_of(64).filter(|_| layout.align() <= 64) else {
+    if layout.size() > LARGEST || layout.align() > GRANULE {
         return ptr::null_mut();
-    };
-    BLOCKS.fetch_add(1, Ordering::AcqRel);
-    let taken = TAKEN.fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| {
-        taken.checked_add(size).filter(|end| *end <= RESERVE)
+    }
+    let granules = layout.size().div_ceil(GRANULE) as u64;
+    let taken = STATE.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+        let end = state % BLOCK + granules;
+        (end <= (RESERVE / GRANULE) as u64).then_some(state + granules + BLOCK)
     });
-    match taken {
+    match taken.map(|state| usize::try_from(state % BLOCK)) {
         // SAFETY: inside the mapping.
-        Ok(taken) => unsafe { start.as_ptr().add(taken) },
-        Err(_) => {
-            release();
-            ptr::null_mut()
-        }
+        Ok(Ok(first)) => unsafe { start.as_ptr().add(first * GRANULE) },
+        _ => ptr::null_mut(),
     }
 }
 
 fn release() {
-    if BLOCKS.fetch_sub(1, Ordering::AcqRel) == 1 {
-        // Blocks taken meanwhile keep what they have: then the front stays where it is.
-        let taken = TAKEN.load(Ordering::Acquire);
-        if BLOCKS.load(Ordering::Acquire) == 0 {
-            let _ = TAKEN.compare_exchange(taken, 0, Ordering::AcqRel, Ordering::Acquire);
-        }
-    }
+    let freed = |state: u64| Some(if state / BLOCK <= 1 { 0 } else { state - BLOCK });
+    let _ = STATE.fetch_update(Ordering::AcqRel, Ordering::Acquire, freed); // it never refuses
 }
 
 #[inline]
@@ -183,8 +180,14 @@ mod tests {
             WithReserve.dealloc(moved, Layout::from_size_align(5000, 16).unwrap());
             WithReserve.dealloc(second, layout);
         }
-        assert_eq!((BLOCKS.load(Ordering::Relaxed), TAKEN.load(Ordering::Relaxed)), (0, 0));
-        assert!(from_reserve(Layout::from_size_align(RESERVE + 1, 16).unwrap()).is_null());
+        assert_eq!(STATE.load(Ordering::Relaxed), 0);
+        assert!(from_reserve(Layout::from_size_align(LARGEST + 1, 16).unwrap()).is_null());
+        assert!(from_reserve(Layout::from_size_align(64, 256).unwrap()).is_null());
+        let padded = Layout::from_size_align(256, 128).unwrap();
+        let block = from_reserve(padded);
+        assert!(block.addr().is_multiple_of(128));
+        // SAFETY: of this layout.
+        unsafe { WithReserve.dealloc(block, padded) };
         assert!(check().is_ok() && !SHORT.load(Ordering::Relaxed));
     }
 }

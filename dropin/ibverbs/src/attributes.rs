@@ -35,6 +35,7 @@ fn attributes(context: &ContextObject) -> verbs::DeviceAttr {
             | verbs::IBV_DEVICE_RC_RNR_NAK_GEN
             | verbs::IBV_DEVICE_SYS_IMAGE_GUID
             | verbs::IBV_DEVICE_MEM_WINDOW
+            | verbs::IBV_DEVICE_XRC
             | verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: int(limits.max_sges),
         max_sge_rd: int(limits.max_sges),
@@ -137,6 +138,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         ours.device_cap_flags_ex = flags | verbs::IBV_DEVICE_FLUSH_GLOBAL | verbs::IBV_DEVICE_ATOMIC_WRITE;
         ours.phys_port_cnt_ex = 1;
         ours.odp_caps = on_demand();
+        ours.xrc_odp_caps = ours.odp_caps.per_transport_caps[0];
         ours.completion_timestamp_mask = u64::MAX;
         ours.hca_core_clock = CLOCK_KHZ;
         ours.max_dm_size = dm::MAX_BYTES as u64;

@@ -16,7 +16,7 @@ use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Users};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
-use crate::{attributes, cq, cq_ex, device_log, dm, domain, log, mr, mw, poll, port, post, qp_ex, srq};
+use crate::{attributes, cq, cq_ex, device_log, dm, domain, log, mr, mw, poll, port, post, qp_ex, srq, xrc};
 
 /// An open device. C sees the end of its first field.
 #[repr(C)]
@@ -137,6 +137,8 @@ fn table(device: *mut verbs::Device, soft: &Device, command: RawFd) -> verbs::Ve
     table.alloc_td = Some(domain::alloc_td);
     table.dealloc_td = Some(domain::dealloc_td);
     table.alloc_parent_domain = Some(domain::alloc_parent_domain);
+    table.open_xrcd = Some(xrc::open_xrcd);
+    table.close_xrcd = Some(xrc::close_xrcd);
     table.query_rt_values = Some(attributes::query_rt_values);
     table.create_srq_ex = Some(srq::create_srq_ex);
     table.get_srq_num = Some(srq::get_srq_num);

@@ -1,6 +1,7 @@
 //! Between the numbers of C and our own types.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::RawFd;
 use std::ptr;
 
 use nobounce_nic::hard::state_code;
@@ -61,6 +62,15 @@ pub(crate) fn access_of(flags: u32) -> Result<Access, Errno> {
         return Err(Errno::EOPNOTSUPP);
     }
     Access::from_bits(flags & !harmless).ok_or(Errno::EINVAL)
+}
+
+/// The file behind a descriptor.
+pub(crate) fn file_of(fd: RawFd) -> Option<(libc::dev_t, libc::ino_t)> {
+    // SAFETY: plain numbers, for which zeroes are valid.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: takes a number and a valid place.
+    let known = unsafe { libc::fstat(fd, &raw mut status) } == 0;
+    known.then_some((status.st_dev, status.st_ino))
 }
 
 /// Copies out a structure whose length the caller knows from its own headers, older or newer than

@@ -153,7 +153,11 @@ pub(crate) unsafe extern "C" fn unimport_dm(dm: *mut verbs::Dm) {
         if !DmObject::find(dm)?.is_imported {
             return Err(Errno::EINVAL);
         }
-        DmObject::retract(dm).map(drop)
+        let retracted = DmObject::retract(dm)?;
+        if retracted.users.any() {
+            std::mem::forget(retracted); // regions count on it
+        }
+        Ok(())
     });
 }
 
@@ -203,6 +207,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         // SAFETY: the memory is ours alone, and the region keeps it.
         let made = unsafe { domain.soft.register_on_demand(first, len, 0, access_of(access)?) };
         let soft = made.map_err(|error| mr::refused("ibv_reg_dm_mr", &error))?;
-        Ok(mr::publish_dm(pd, domain, len, soft, ours.users.join()))
+        let kept = Box::new((ours.memory.clone(), ours.users.join()));
+        Ok(mr::publish_dm(pd, domain, len, soft, kept))
     })
 }

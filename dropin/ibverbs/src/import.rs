@@ -2,25 +2,17 @@
 //! first one's device. The memory of another process is out of reach.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use nobounce_verbs as verbs;
 
 use crate::context::ContextObject;
+use crate::convert::file_of;
 use crate::entry::{self, Errno};
 use crate::live::{self, Object};
 use crate::mr::MrObject;
 use crate::pd::PdObject;
 use crate::system;
-
-/// The file behind a descriptor.
-fn file_of(fd: RawFd) -> Option<(libc::dev_t, libc::ino_t)> {
-    // SAFETY: plain numbers, for which zeroes are valid.
-    let mut status: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: takes a number and a valid place.
-    let known = unsafe { libc::fstat(fd, &raw mut status) } == 0;
-    known.then_some((status.st_dev, status.st_ino))
-}
 
 /// `ibv_import_device`: a context of this process, by a copy of its command descriptor. Another
 /// descriptor belongs to a device of the system's.
@@ -35,6 +27,10 @@ pub(crate) unsafe extern "C" fn import_device(fd: c_int) -> *mut c_void {
     entry::pointer(|| {
         let first = ContextObject::find(std::ptr::with_exposed_provenance_mut(first))?;
         first.alive()?;
+        // The descriptor becomes the new context's own: it must be a copy.
+        if fd == first.cmd_fd() {
+            return Err(Errno::EINVAL);
+        }
         // SAFETY: the caller gives the descriptor away.
         let context = first.share(unsafe { OwnedFd::from_raw_fd(fd) });
         Ok(context.cast::<c_void>())
@@ -50,13 +46,24 @@ pub(crate) unsafe extern "C" fn import_pd(context: *mut verbs::Context, handle: 
             (pd.soft.id() == handle && pd.context.soft.is_same(&context.soft)).then(|| pd.soft.clone())
         };
         let soft = live::each::<PdObject, _>(same).into_iter().flatten().next().ok_or(Errno(libc::ENOENT))?;
-        Ok(PdObject::new(context, soft, Vec::new()).publish())
+        let mut imported = PdObject::new(context, soft, Vec::new());
+        imported.is_imported = true;
+        Ok(imported.publish())
     })
 }
 
 /// `ibv_unimport_pd`.
 pub(crate) unsafe extern "C" fn unimport_pd(pd: *mut verbs::Pd) {
-    entry::silent(|| PdObject::retract(pd).map(drop));
+    entry::silent(|| {
+        if !PdObject::find(pd)?.is_imported {
+            return Err(Errno::EINVAL);
+        }
+        let retracted = PdObject::retract(pd)?;
+        if retracted.users.any() {
+            std::mem::forget(retracted); // its objects count on it
+        }
+        Ok(())
+    });
 }
 
 /// `ibv_import_mr`: its address and length are not known to the importer.

@@ -37,6 +37,7 @@ mod strings;
 mod sysfs;
 mod system;
 mod unsupported;
+mod xrc;
 
 use nobounce_dropin::{entry, log};
 

@@ -24,6 +24,7 @@ pub(crate) enum Kind {
     Pd,
     Td,
     Dm,
+    Xrcd,
     Mr,
     Mw,
     Channel,

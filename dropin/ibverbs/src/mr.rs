@@ -1,5 +1,6 @@
 //! Memory regions.
 
+use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -29,7 +30,7 @@ struct Inner {
     /// The domain it keeps.
     pd: Use,
     /// The device memory it keeps.
-    _dm: Option<Use>,
+    _dm: Option<Box<dyn Any + Send>>,
 }
 
 impl MrObject {
@@ -94,7 +95,7 @@ pub(crate) fn publish_dm(
     ours: &'static PdObject,
     length: usize,
     mr: soft::Mr,
-    dm: Use,
+    dm: Box<dyn Any + Send>,
 ) -> *mut verbs::Mr {
     let raw = publish(pd, ours, ptr::null_mut(), length, mr);
     // SAFETY: just made.
@@ -138,11 +139,11 @@ fn register(
 ) -> Result<*mut verbs::Mr, Errno> {
     let ours = PdObject::find(pd)?;
     ours.context.alive()?;
+    let iova = if flags & verbs::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
     if flags & verbs::IBV_ACCESS_ON_DEMAND != 0 {
         return register_on_demand(pd, addr, length, iova, flags);
     }
     let access = access_of(flags)?;
-    let iova = if flags & verbs::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { iova };
     // SAFETY: registration grants this: the device and peers use the program's memory until it
     // deregisters.
     let mr = match unsafe { ours.soft.register_at(addr.cast(), length, iova, access) } {

@@ -16,6 +16,8 @@ pub(crate) struct PdObject {
     pub(crate) soft: soft::Pd,
     pub(crate) context: &'static ContextObject,
     pub(crate) users: Users,
+    /// Another object allocated it.
+    pub(crate) is_imported: bool,
     /// The context, and the domains that a parent domain joins.
     _uses: Vec<Use>,
 }
@@ -29,6 +31,7 @@ impl PdObject {
             soft,
             context,
             users: Users::default(),
+            is_imported: false,
             _uses: uses,
         }
     }

@@ -179,6 +179,7 @@ unsafe fn post_one(qp: &QpObject, wr: &verbs::SendWr, binds: MwKind, post: Post<
         fence: flags & verbs::IBV_SEND_FENCE != 0,
         inline: None,
         to,
+        xrc_srq: wr.qp_type,
     };
     let posted = if flags & verbs::IBV_SEND_INLINE == 0 {
         post(&request)

@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::ptr;
 use std::sync::Mutex;
 
 use nobounce_nic::soft;
@@ -18,6 +19,7 @@ use crate::log;
 use crate::pd::PdObject;
 use crate::qp_ex::Building;
 use crate::srq::SrqObject;
+use crate::xrc::XrcdObject;
 
 #[repr(C)]
 pub(crate) struct QpObject {
@@ -32,8 +34,8 @@ pub(crate) struct QpObject {
     pub(crate) acks: Acks,
     /// Of the extended interface: what is being built.
     pub(crate) building: Building,
-    _uses: [Use; 3],
-    _srq: Option<Use>,
+    /// Its domain, its completion queues, its shared receive queue.
+    _uses: Vec<Use>,
 }
 
 impl Object for QpObject {
@@ -72,9 +74,12 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
         verbs::IBV_QPT_RC => Service::Rc,
         verbs::IBV_QPT_UC => Service::Uc,
         verbs::IBV_QPT_UD => Service::Ud,
+        verbs::IBV_QPT_XRC_SEND => Service::XrcInitiator,
         _ => return Err(Errno::EOPNOTSUPP),
     };
-    let (send_cq, recv_cq) = (CqObject::find(init.send_cq)?, CqObject::find(init.recv_cq)?);
+    let send_cq = CqObject::find(init.send_cq)?;
+    let receives_nothing = service == Service::XrcInitiator && init.recv_cq.is_null();
+    let recv_cq = if receives_nothing { send_cq } else { CqObject::find(init.recv_cq)? };
     let srq = if init.srq.is_null() { None } else { Some(SrqObject::find(init.srq)?) };
     let init_soft = QpInit {
         service,
@@ -83,18 +88,42 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
         srq: srq.map(|srq| &srq.soft),
         limits: limits(init)?,
     };
-    let soft = ours.soft.create_qp_with(&init_soft).map_err(|error| {
-        match error {
-            CreateQpError::Listen(_) => log::error(|| format!("ibv_create_qp: {error}")),
-            _ => log::warn(|| format!("ibv_create_qp: {error}")),
-        }
-        match error {
-            CreateQpError::Listen(_) => Errno::EADDRINUSE,
-            CreateQpError::Limit { .. } | CreateQpError::OtherDevice => Errno::EINVAL,
-            CreateQpError::Forked => Errno::EIO,
-            _ => Errno::ENOMEM,
-        }
-    })?;
+    let soft = ours.soft.create_qp_with(&init_soft).map_err(|error| refused(&error))?;
+    let mut uses = vec![ours.users.join(), send_cq.users.join(), recv_cq.users.join()];
+    uses.extend(srq.map(|srq| srq.users.join()));
+    Ok(publish(context, pd, init, soft, uses))
+}
+
+/// Creates the receiving end of an XRC connection, and registers it for events.
+pub(crate) fn create_target(
+    xrcd: &'static XrcdObject,
+    init: &verbs::QpInitAttr,
+) -> Result<&'static QpObject, Errno> {
+    xrcd.context.alive()?;
+    let soft = xrcd.soft.create_target().map_err(|error| refused(&error))?;
+    Ok(publish(xrcd.context, ptr::null_mut(), init, soft, vec![xrcd.users.join()]))
+}
+
+fn refused(error: &CreateQpError) -> Errno {
+    match error {
+        CreateQpError::Listen(_) => log::error(|| format!("ibv_create_qp: {error}")),
+        _ => log::warn(|| format!("ibv_create_qp: {error}")),
+    }
+    match error {
+        CreateQpError::Listen(_) => Errno::EADDRINUSE,
+        CreateQpError::Limit { .. } | CreateQpError::OtherDevice => Errno::EINVAL,
+        CreateQpError::Forked => Errno::EIO,
+        _ => Errno::ENOMEM,
+    }
+}
+
+fn publish(
+    context: &'static ContextObject,
+    pd: *mut verbs::Pd,
+    init: &verbs::QpInitAttr,
+    soft: soft::Qp,
+    uses: Vec<Use>,
+) -> &'static QpObject {
     // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all
     // of which zeroes are valid.
     let mut raw: verbs::QpEx = unsafe { std::mem::zeroed() };
@@ -117,14 +146,13 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
         route: Mutex::default(),
         acks: Acks::default(),
         building: Building::default(),
-        _uses: [ours.users.join(), send_cq.users.join(), recv_cq.users.join()],
-        _srq: srq.map(|srq| srq.users.join()),
+        _uses: uses,
     }
     .publish();
     // SAFETY: just made.
     let qp = unsafe { QpObject::trust(qp) };
     context.objects().qps.insert(qpn, qp);
-    Ok(qp)
+    qp
 }
 
 /// `ibv_create_qp`.

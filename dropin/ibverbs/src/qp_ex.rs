@@ -16,6 +16,7 @@ use crate::log;
 use crate::mw;
 use crate::post::{check_flags, datagram};
 use crate::qp::{self, QpObject};
+use crate::xrc::XrcdObject;
 
 /// Operations of connected queue pairs.
 const CONNECTED: u64 = verbs::IBV_QP_EX_WITH_RDMA_WRITE
@@ -58,6 +59,7 @@ struct Request {
     sges: Range<usize>,
     inline: Option<Range<usize>>,
     to: Option<Datagram>,
+    xrc_srq: u32,
 }
 
 impl Batch {
@@ -90,6 +92,7 @@ impl Batch {
             fence: request.flags & verbs::IBV_SEND_FENCE != 0,
             inline: request.inline.clone().map(|bytes| &self.inline[bytes]),
             to: request.to,
+            xrc_srq: request.xrc_srq,
         }
     }
 }
@@ -105,17 +108,21 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         let has = |bit: u32| attr.comp_mask & bit != 0;
         let known = verbs::IBV_QP_INIT_ATTR_PD
+            | verbs::IBV_QP_INIT_ATTR_XRCD
             | verbs::IBV_QP_INIT_ATTR_CREATE_FLAGS
             | verbs::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         let flags = has(verbs::IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0;
         if attr.comp_mask & !known != 0 || flags {
             return Err(Errno::EOPNOTSUPP);
         }
-        if !has(verbs::IBV_QP_INIT_ATTR_PD) {
+        let is_target = attr.qp_type == verbs::IBV_QPT_XRC_RECV;
+        let domain = if is_target { verbs::IBV_QP_INIT_ATTR_XRCD } else { verbs::IBV_QP_INIT_ATTR_PD };
+        if !has(domain) {
             return Err(Errno::EINVAL);
         }
         let offered = match attr.qp_type {
-            verbs::IBV_QPT_RC => CONNECTED | RELIABLE,
+            verbs::IBV_QPT_RC | verbs::IBV_QPT_XRC_SEND => CONNECTED | RELIABLE,
+            verbs::IBV_QPT_XRC_RECV => 0,
             verbs::IBV_QPT_UC => CONNECTED,
             verbs::IBV_QPT_UD => DATAGRAM,
             _ => return Err(Errno::EOPNOTSUPP),
@@ -133,7 +140,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             qp_type: attr.qp_type,
             sq_sig_all: attr.sq_sig_all,
         };
-        let qp = qp::create(attr.pd, &init)?;
+        let qp = match is_target {
+            true => qp::create_target(XrcdObject::find(attr.xrcd)?, &init)?,
+            false => qp::create(attr.pd, &init)?,
+        };
         if builds {
             // SAFETY: just made, and not yet shared.
             fill(unsafe { &mut *qp.raw_ex() });
@@ -159,6 +169,7 @@ fn fill(ex: &mut verbs::QpEx) {
     ex.wr_bind_mw = Some(wr_bind_mw);
     ex.wr_local_inv = Some(wr_local_inv);
     ex.wr_set_ud_addr = Some(wr_set_ud_addr);
+    ex.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     ex.wr_set_sge = Some(wr_set_sge);
     ex.wr_set_sge_list = Some(wr_set_sge_list);
     ex.wr_set_inline_data = Some(wr_set_inline_data);
@@ -197,7 +208,7 @@ unsafe fn with(qp: *mut verbs::QpEx, change: impl FnOnce(&mut Batch)) {
 unsafe fn begin(qp: *mut verbs::QpEx, op: Operation) {
     // SAFETY: the program set these before the call.
     let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
-    let request = Request { wr_id, flags, op, sges: 0..0, inline: None, to: None };
+    let request = Request { wr_id, flags, op, sges: 0..0, inline: None, to: None, xrc_srq: 0 };
     let push = |batch: &mut Batch| {
         if let Err(errno) = check_flags(flags) {
             batch.mistaken(errno);
@@ -333,6 +344,11 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut verbs::QpEx, ah: *mut verbs::Ah, qp
             Err(errno) => batch.mistaken(errno),
         });
     }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut verbs::QpEx, number: u32) {
+    // SAFETY: as above.
+    unsafe { with(qp, |batch| batch.last(|request| request.xrc_srq = number)) };
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut verbs::QpEx, lkey: u32, addr: u64, length: u32) {

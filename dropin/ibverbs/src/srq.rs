@@ -1,17 +1,19 @@
 //! Shared receive queues.
 
 use std::cell::UnsafeCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use nobounce_nic::soft;
 use nobounce_nic::soft::SrqLimits;
 use nobounce_verbs as verbs;
 
 use crate::context::{Acks, ContextObject};
+use crate::cq::CqObject;
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use, Users};
 use crate::log;
 use crate::pd::PdObject;
+use crate::xrc::XrcdObject;
 
 #[repr(C)]
 pub(crate) struct SrqObject {
@@ -20,7 +22,8 @@ pub(crate) struct SrqObject {
     context: &'static ContextObject,
     pub(crate) users: Users,
     pub(crate) acks: Acks,
-    _pd: Use,
+    /// Its domains and, on XRC, the completion queue.
+    _uses: Vec<Use>,
 }
 
 impl Object for SrqObject {
@@ -40,42 +43,78 @@ pub(crate) unsafe extern "C" fn create_srq(
     init: *mut verbs::SrqInitAttr,
 ) -> *mut verbs::Srq {
     entry::pointer(|| {
-        let ours = PdObject::find(pd)?;
-        let context = ours.context;
-        context.alive()?;
         // SAFETY: the caller passes a valid structure.
         let init = unsafe { init.as_ref() }.ok_or(Errno::EINVAL)?;
-        let size = |n: u32| usize::try_from(n).map_err(|_| Errno::EINVAL);
-        // Requested limits are granted exactly, so it stays as it is.
-        let limits = SrqLimits { depth: size(init.attr.max_wr)?, sges: size(init.attr.max_sge)? };
-        let soft = ours.soft.create_srq(limits)?;
-        let id = soft.id();
-        // SAFETY: numbers, pointers, and a mutex and a condition, for all of which zeroes are
-        // valid.
-        let mut raw: verbs::Srq = unsafe { std::mem::zeroed() };
-        raw.context = context.raw();
-        raw.srq_context = init.srq_context;
-        raw.pd = pd;
-        raw.handle = id;
-        let (users, acks) = (Users::default(), Acks::default());
-        let srq = SrqObject { raw: UnsafeCell::new(raw), soft, context, users, acks, _pd: ours.users.join() };
-        let srq = srq.publish();
-        // SAFETY: just made.
-        context.objects().srqs.insert(id, unsafe { SrqObject::trust(srq) });
-        Ok(srq)
+        create(pd, init.srq_context, &init.attr, None)
     })
 }
 
-/// `ibv_create_srq_ex`, by the table: only extended kinds of queue arrive here, and none is
-/// supported.
-pub(crate) unsafe extern "C" fn create_srq_ex(
-    _context: *mut verbs::Context,
-    _init: *mut verbs::SrqInitAttrEx,
-) -> *mut verbs::Srq {
-    entry::pointer(|| Err(Errno::EOPNOTSUPP))
+/// Creates a queue, of an XRC domain that reports to a completion queue, or not, and registers it
+/// for events.
+fn create(
+    pd: *mut verbs::Pd,
+    srq_context: *mut c_void,
+    attr: &verbs::SrqAttr,
+    xrc: Option<(&'static XrcdObject, &'static CqObject)>,
+) -> Result<*mut verbs::Srq, Errno> {
+    let ours = PdObject::find(pd)?;
+    let context = ours.context;
+    context.alive()?;
+    let size = |n: u32| usize::try_from(n).map_err(|_| Errno::EINVAL);
+    // Requested limits are granted exactly, so the structure stays as it is.
+    let limits = SrqLimits { depth: size(attr.max_wr)?, sges: size(attr.max_sge)? };
+    let soft = match xrc {
+        Some((xrcd, cq)) => xrcd.soft.create_srq(&ours.soft, &cq.soft, limits)?,
+        None => ours.soft.create_srq(limits)?,
+    };
+    let id = soft.id();
+    // SAFETY: numbers, pointers, and a mutex and a condition, for all of which zeroes are
+    // valid.
+    let mut raw: verbs::Srq = unsafe { std::mem::zeroed() };
+    raw.context = context.raw();
+    raw.srq_context = srq_context;
+    raw.pd = pd;
+    raw.handle = id;
+    let (users, acks) = (Users::default(), Acks::default());
+    let mut uses = vec![ours.users.join()];
+    if let Some((xrcd, cq)) = xrc {
+        uses.extend([xrcd.users.join(), cq.users.join()]);
+    }
+    let srq = SrqObject { raw: UnsafeCell::new(raw), soft, context, users, acks, _uses: uses };
+    let srq = srq.publish();
+    // SAFETY: just made.
+    context.objects().srqs.insert(id, unsafe { SrqObject::trust(srq) });
+    Ok(srq)
 }
 
-/// `ibv_get_srq_num`, by the table: it is for remote peers of XRC, which there is not.
+/// `ibv_create_srq_ex`, by the table: ordinary queues, and those of XRC domains.
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    _context: *mut verbs::Context,
+    init: *mut verbs::SrqInitAttrEx,
+) -> *mut verbs::Srq {
+    entry::pointer(|| {
+        // SAFETY: the caller passes a valid structure.
+        let init = unsafe { init.as_ref() }.ok_or(Errno::EINVAL)?;
+        let has = |bits: u32| init.comp_mask & bits == bits;
+        let of_xrc = verbs::IBV_SRQ_INIT_ATTR_XRCD | verbs::IBV_SRQ_INIT_ATTR_CQ;
+        let known = verbs::IBV_SRQ_INIT_ATTR_TYPE | verbs::IBV_SRQ_INIT_ATTR_PD | of_xrc;
+        let kind = if has(verbs::IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { verbs::IBV_SRQT_BASIC };
+        if init.comp_mask & !known != 0 || kind > verbs::IBV_SRQT_XRC {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if !has(verbs::IBV_SRQ_INIT_ATTR_PD) {
+            return Err(Errno::EINVAL);
+        }
+        let xrc = match kind {
+            verbs::IBV_SRQT_BASIC => None,
+            _ if has(of_xrc) => Some((XrcdObject::find(init.xrcd)?, CqObject::find(init.cq)?)),
+            _ => return Err(Errno::EINVAL),
+        };
+        create(init.pd, init.srq_context, &init.attr, xrc)
+    })
+}
+
+/// `ibv_get_srq_num`, by the table: the number by which XRC peers name it.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut verbs::Srq, number: *mut u32) -> c_int {
     entry::code(|| {
         let srq = SrqObject::find(srq)?;

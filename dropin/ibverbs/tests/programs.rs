@@ -70,6 +70,16 @@ fn a_program_that_runs_out_of_memory_gets_errors() {
 }
 
 #[test]
+fn extended_reliable_connections() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("xrc");
+    let program = folder.compile_client("xrc");
+    run(&mut folder.program(&program, "127.41.0.40"), 60);
+}
+
+#[test]
 fn limits_are_what_a_query_says() {
     if waived() {
         return;

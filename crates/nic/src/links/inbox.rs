@@ -68,7 +68,9 @@ impl Inbox {
 
     /// Closes a connection.
     pub(super) fn remove(&mut self, at: usize) {
-        drop(self.connections.swap_remove(at));
+        let connection = self.connections.swap_remove(at);
+        // A copy in another process would keep it in the set.
+        self.set.remove(connection.fd.as_raw_fd());
     }
 
     /// Takes what is next, a message into `buffer`; `None` when there is nothing.

@@ -12,14 +12,19 @@ use super::slot::{Slot, SlotOwner};
 
 /// Maximum bytes kept. Beyond it packets are dropped, as with a full socket buffer.
 const MAX_BYTES: usize = 1 << 20;
-/// Retry interval for a full queue, in nanoseconds.
-const RETRY_NS: u64 = 50_000;
+/// Maximum bytes kept for one owner: one that is stopped must not take the room of others.
+const MAX_OF_OWNER: usize = MAX_BYTES / 4;
+/// Retry interval for a full queue, in nanoseconds: it doubles while nothing moves.
+const RETRY_NS: (u64, u64) = (50_000, 10_000_000);
+/// How long packets are kept, in nanoseconds.
+const KEPT_NS: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 struct Letter {
     owner: SlotOwner,
     run: GroBurst<'static>,
     bytes: Vec<u8>,
+    since: u64,
 }
 
 #[derive(Debug, Default)]
@@ -27,6 +32,7 @@ pub(super) struct Outbox {
     letters: VecDeque<Letter>,
     bytes: usize,
     retry_at: u64,
+    interval: u64,
     /// Packets that were kept and dropped: their owner is gone.
     pub(super) lost: u64,
 }
@@ -36,15 +42,21 @@ impl Outbox {
     pub(super) fn hand_over(&mut self, from: &mut Slot, owner: SlotOwner, run: &GroBurst<'_>) -> Handover {
         if !self.letters.iter().any(|letter| letter.owner == owner) {
             match from.hand_over(owner, run) {
-                Handover::Full => self.retry_at = now_ns() + RETRY_NS,
+                Handover::Full => {
+                    self.interval = RETRY_NS.0;
+                    self.retry_at = now_ns() + self.interval;
+                }
                 other => return other,
             }
         }
-        if self.bytes + run.bytes.len() > MAX_BYTES {
+        let of_owner: usize =
+            self.letters.iter().filter(|letter| letter.owner == owner).map(|letter| letter.bytes.len()).sum();
+        if self.bytes + run.bytes.len() > MAX_BYTES || of_owner + run.bytes.len() > MAX_OF_OWNER {
             return Handover::Lost;
         }
         self.bytes += run.bytes.len();
-        let letter = Letter { owner, run: GroBurst { bytes: &[], ..*run }, bytes: run.bytes.to_vec() };
+        let (run, bytes) = (GroBurst { bytes: &[], ..*run }, run.bytes.to_vec());
+        let letter = Letter { owner, run, bytes, since: now_ns() };
         self.letters.push_back(letter);
         Handover::Done
     }
@@ -64,11 +76,16 @@ impl Outbox {
         if now < self.retry_at {
             return;
         }
-        self.retry_at = now + RETRY_NS;
         let mut full: Vec<SlotOwner> = Vec::new();
+        let before = self.letters.len();
         let Self { letters, bytes, lost, .. } = self;
         letters.retain(|letter| {
             let run = GroBurst { bytes: &letter.bytes, ..letter.run };
+            if now.saturating_sub(letter.since) > KEPT_NS {
+                *lost += run.packets();
+                *bytes -= letter.bytes.len();
+                return false;
+            }
             if full.contains(&letter.owner) {
                 return true;
             }
@@ -83,6 +100,9 @@ impl Outbox {
             *bytes -= letter.bytes.len();
             false
         });
+        let moved = self.letters.len() < before;
+        self.interval = if moved { RETRY_NS.0 } else { (2 * self.interval).clamp(RETRY_NS.0, RETRY_NS.1) };
+        self.retry_at = now + self.interval;
     }
 }
 
@@ -134,7 +154,7 @@ mod tests {
         let run =
             GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 1000, bytes: &bytes };
         while outbox.hand_over(&mut from, SlotOwner::Slot(to.number()), &run) == Handover::Done {}
-        assert!(outbox.bytes <= MAX_BYTES && outbox.bytes > MAX_BYTES - 60_000);
+        assert!(outbox.bytes <= MAX_OF_OWNER && outbox.bytes > MAX_OF_OWNER - 60_000);
         let kept = outbox.letters.len() as u64;
         drop(to);
         outbox.retry_at = 0;

@@ -13,9 +13,10 @@
 //! A device with a socket of the port therefore receives for others too, and must poll it. It joins
 //! the port when it gets its first queue pair, and with it a thread that polls.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::handover::{self, GroBurst, Handover};
@@ -25,6 +26,9 @@ use crate::process::fork::NotInherited;
 
 /// How long a joining device may block others from joining. It takes microseconds.
 const LONGEST_TURN: Duration = Duration::from_millis(50);
+/// How long a slot is taken to have no owner after none was found: connecting costs more than a
+/// packet.
+const ABSENT: Duration = Duration::from_millis(1);
 /// First message on a connection between slots; the sender's slot follows.
 const GREETING: [u8; 4] = *b"nbg1";
 
@@ -98,12 +102,14 @@ pub(super) struct Slot {
     number: u8,
     /// A device of this address was closed since this was last asked.
     departure: bool,
+    /// A slot without an owner, and until when that is taken for granted.
+    absent: Option<(u8, Instant)>,
 }
 
 impl Slot {
     /// The socket alone; its number is not claimed yet.
     pub(super) fn new(addr: IpAddr) -> io::Result<Self> {
-        Ok(Self { inbox: Inbox::new()?, addr, number: 0, departure: false })
+        Ok(Self { inbox: Inbox::new()?, addr, number: 0, departure: false, absent: None })
     }
 
     /// Claims the lowest free slot of the address and greets the others; false when all are taken.
@@ -111,11 +117,12 @@ impl Slot {
         for number in 0..=u8::MAX {
             if self.inbox.bind(&slot_name(self.addr, number))? {
                 self.number = number;
-                for other in unix::names_after(&slot_name(self.addr, "")) {
-                    if let Some(other) = other.parse().ok().filter(|other| *other != number) {
-                        // A device that is not greeted now is greeted at the first handover to it.
-                        let _ = self.greet(other);
-                    }
+                // Accepted connections have the listener's name, too: each device is greeted once.
+                let names = unix::names_after(&slot_name(self.addr, ""));
+                let others: BTreeSet<u8> = names.iter().filter_map(|name| name.parse().ok()).collect();
+                for other in others.into_iter().filter(|other| *other != number) {
+                    // A device that is not greeted now is greeted at the first handover to it.
+                    let _ = self.greet(other);
                 }
                 return Ok(true);
             }
@@ -175,9 +182,15 @@ impl Slot {
                 other => return other,
             }
         }
+        if self.absent.is_some_and(|(absent, until)| absent == slot && Instant::now() < until) {
+            return Handover::NoOwner;
+        }
         match self.greet(slot) {
             Ok(at) => handover::send(&self.inbox.connections[at].fd, slot, run),
-            Err(error) => Handover::of_error(&error),
+            Err(error) => {
+                self.absent = Some((slot, Instant::now() + ABSENT));
+                Handover::of_error(&error)
+            }
         }
     }
 
@@ -225,21 +238,27 @@ fn service_name(addr: IpAddr, service: u64) -> String {
 /// the kernel steers wrongly from the start. Released on drop or process exit.
 #[derive(Debug)]
 pub(super) struct JoinLock {
-    _name: Option<OwnedFd>,
+    _name: Option<NotInherited>,
 }
 
 impl JoinLock {
     /// Acquires it with a timeout: a process stopped while it holds the lock must not block others.
     pub(super) fn wait(addr: IpAddr) -> io::Result<Self> {
-        let fd = unix::socket(libc::SOCK_DGRAM)?;
         let end = Instant::now() + LONGEST_TURN;
-        while !unix::bind(&fd, &format!("nobounce/join/{addr}"))? {
-            if Instant::now() > end {
-                return Ok(Self { _name: None });
+        loop {
+            match Self::now(addr)? {
+                Some(lock) => return Ok(lock),
+                None if Instant::now() > end => return Ok(Self { _name: None }),
+                None => std::thread::sleep(LONGEST_TURN / 500),
             }
-            std::thread::sleep(LONGEST_TURN / 500);
         }
-        Ok(Self { _name: Some(fd) })
+    }
+
+    /// Acquires it if it is free.
+    pub(super) fn now(addr: IpAddr) -> io::Result<Option<Self>> {
+        let fd = NotInherited::open(|| unix::socket(libc::SOCK_DGRAM))?;
+        let is_free = unix::bind(&fd, &format!("nobounce/join/{addr}"))?;
+        Ok(is_free.then_some(Self { _name: Some(fd) }))
     }
 }
 
@@ -303,6 +322,17 @@ mod tests {
         assert_eq!(a.hand_over(SlotOwner::Service(8), &run(&packets)), Handover::NoOwner);
     }
 
+    /// The table of names has a line for every accepted connection, too.
+    #[test]
+    fn each_pair_of_devices_has_one_connection() {
+        let mut slots: Vec<Slot> = (0..8).map(|_| claimed(6)).collect();
+        let mut buffer = vec![0; TAKE_BUFFER];
+        for slot in &mut slots {
+            assert!(slot.take(&mut buffer).is_none());
+            assert_eq!(slot.inbox.connections.len(), 7, "slot {}", slot.number);
+        }
+    }
+
     #[test]
     fn a_departure_is_seen_at_once_and_the_slot_serves_again() {
         let (mut a, b) = (claimed(5), claimed(5));
@@ -312,6 +342,7 @@ mod tests {
         assert!(a.take(&mut buffer).is_none() && a.take_departure() && !a.take_departure());
         assert_eq!(a.hand_over(SlotOwner::Slot(1), &run(&[1])), Handover::NoOwner);
         let mut again = claimed(5);
+        std::thread::sleep(2 * ABSENT);
         assert_eq!(a.hand_over(SlotOwner::Slot(1), &run(&[1])), Handover::Done);
         assert_eq!(again.take(&mut buffer), Some(Some(run(&[1]))));
         // One that goes before it is looked at is found out by the next handover.

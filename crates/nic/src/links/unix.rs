@@ -5,10 +5,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use crate::process::fork::NotInherited;
 use crate::process::users;
 
+/// Pause where a connection can be neither accepted nor refused.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(1);
 /// Backlog of connections not accepted yet.
 const BACKLOG: i32 = 64;
 
@@ -46,10 +49,15 @@ impl Listener {
     /// Accepts the next connection, if there is one. Without a descriptor left, the spare one
     /// serves to refuse: a connection that stays in the backlog would keep the listener readable.
     pub(super) fn accept(&mut self) -> Option<Accepted> {
+        self.restore_spare();
         match accept(&self.fd) {
             Ok(connection) => Some(Accepted::Connection(connection)),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                drop(self.spare.take());
+                if self.spare.take().is_none() {
+                    // Another thread has taken it: the listener stays readable, and is looked at
+                    // again and again.
+                    std::thread::sleep(NO_DESCRIPTOR);
+                }
                 let connection = accept(&self.fd).ok();
                 if connection.is_none() {
                     // The kernel wants a descriptor before it looks whether there is a connection.

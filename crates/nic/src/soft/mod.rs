@@ -42,3 +42,4 @@ pub use objects::mw::Mw;
 pub use objects::qp::{ModifyError, Qp, QpInit};
 pub use objects::register::{NewMemory, Rereg};
 pub use objects::srq::{CreateSrqError, Srq, SrqLimitError, SrqLimits, SrqResizeError};
+pub use objects::xrc::XrcDomain;

@@ -43,3 +43,4 @@ mod steering;
 mod threads;
 mod vanish;
 mod windows;
+mod xrc;

@@ -122,7 +122,7 @@ impl Target {
         let (mine, theirs) = (Psn::new(0xff_fff0), Psn::new(0xff_fff8));
         let absent = Qpn::new(peer.qps[0].qpn().get() | 0xfff0);
         let attributes = match service {
-            Service::Rc => [
+            Service::Rc | Service::XrcInitiator | Service::XrcTarget => [
                 QpAttr::to_init(ALL_ACCESS),
                 QpAttr::to_rtr(peer.device.local(), absent, theirs, MTU),
                 QpAttr { timeout: 12, retry_cnt: 1, ..QpAttr::to_rts(mine) },

@@ -68,6 +68,13 @@ fn a_peer_that_was_started_anew_is_another_one() {
         b.qps[0].state() == QpState::Error
     });
     check_write(&again, &other, 2, LEN);
+    // A queue pair to the new one, on the device that knew the old one, lives.
+    let mut b = b;
+    b.add_qp(QpLimits::default());
+    again.add_qp(QpLimits::default());
+    connect(&again, 1, &b, 1, Mtu::Mtu1024);
+    poll_for(&[&again, &b], 6 * INTERVAL);
+    assert_eq!(b.qps[1].state(), QpState::Rts);
 }
 
 /// A peer that never answers is a device of another make: nothing is known of its end.

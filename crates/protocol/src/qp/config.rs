@@ -30,6 +30,7 @@ pub struct QpCounters {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
     pub(crate) qpn: Qpn,
+    pub(crate) xrc: bool,
     pub(crate) qkey: u32,
     pub(crate) dest_qpn: Qpn,
     pub(crate) mtu: u32,
@@ -46,6 +47,7 @@ impl Params {
     pub(super) fn of(config: &QpConfig, attr: &QpAttr) -> Self {
         Self {
             qpn: config.qpn,
+            xrc: config.service.is_xrc(),
             qkey: attr.qkey,
             dest_qpn: attr.dest_qpn,
             mtu: attr.path_mtu.bytes(),

@@ -33,6 +33,15 @@ pub trait Host {
     /// The refusal to send.
     fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak>;
 
+    /// The message that begins goes to this shared receive queue, whose domain its memory belongs to,
+    /// too (XRC).
+    ///
+    /// # Errors
+    /// The refusal to send: there is no such queue.
+    fn select_receives(&mut self, _srq: u32) -> Result<(), Nak> {
+        Ok(())
+    }
+
     /// Takes the next posted receive, which then is the current one.
     fn take_receive(&mut self) -> Option<Receive>;
 

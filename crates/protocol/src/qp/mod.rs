@@ -91,7 +91,7 @@ impl Qp {
             attr.path_mtu = config.port_mtu;
             attr.remote = IpAddr::V4(Ipv4Addr::UNSPECIFIED); // it has no one peer
         }
-        let unreliable = (config.service != Service::Rc)
+        let unreliable = (!config.service.is_reliable())
             .then(|| Box::new(Unreliable::new(config.service, config.send_depth)));
         Self {
             config,
@@ -262,7 +262,7 @@ impl Qp {
         if request.op.fetches() && self.params.max_rd_atomic == 0 {
             return Err(PostError::NoReads);
         }
-        if service != Service::Rc && !request.op.is_offered(service) {
+        if !request.op.is_offered(service) {
             return Err(PostError::NotOffered { service, operation: request.op.kind() });
         }
         if service == Service::Ud && request.len > self.params.mtu {
@@ -316,7 +316,7 @@ impl Qp {
         payload_len: usize,
         host: &mut dyn Host,
     ) -> Handled {
-        if header.opcode.service() != self.config.service {
+        if !header.is_for(self.config.service) {
             return Handled::WrongService;
         }
         if packets != 1 && !self.is_run(header, packets, payload_len) {

@@ -109,7 +109,8 @@ impl Operation {
     /// Whether a queue pair of that service can do it.
     pub const fn is_offered(&self, service: Service) -> bool {
         match service {
-            Service::Rc => true,
+            Service::Rc | Service::XrcInitiator => true,
+            Service::XrcTarget => false,
             Service::Uc => {
                 matches!(
                     self,
@@ -188,6 +189,8 @@ pub struct SendRequest {
     pub solicited: bool,
     /// Begin only when all earlier READs and atomics are done.
     pub fence: bool,
+    /// On XRC: the number of the peer's shared receive queue.
+    pub xrc_srq: u32,
 }
 
 /// Why a work request was not taken.

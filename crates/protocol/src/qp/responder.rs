@@ -321,6 +321,9 @@ impl Responder {
         let mut span = packets;
         let piece = payload_len / usize::try_from(packets).unwrap_or(1);
         let kind = opcode.kind();
+        if header.has_xrceth() {
+            host.select_receives(header.xrc_srq)?;
+        }
         match kind {
             OpcodeKind::Send => {
                 check_payload(opcode, piece, params)?;
@@ -524,12 +527,14 @@ impl Responder {
         let Some(reply) = self.replies.front_mut() else {
             let (psn, syndrome) = self.refusal.take()?;
             let mut header = Header::new(Opcode::Ack, params.dest_qpn, Psn::of(psn));
+            header.xrc = params.xrc;
             header.aeth = aeth(syndrome, self.msn);
             return Some(Transmit { header, payload: Payload::None });
         };
         match reply {
             Reply::Ack { psn } => {
                 let mut header = Header::new(Opcode::Ack, params.dest_qpn, Psn::of(*psn));
+                header.xrc = params.xrc;
                 header.aeth = aeth(Syndrome::Ack(NO_CREDITS), self.msn);
                 self.unacknowledged = 0;
                 self.replies.pop_front();
@@ -537,6 +542,7 @@ impl Responder {
             }
             Reply::Atomic { psn, original, msn, .. } => {
                 let mut header = Header::new(Opcode::AtomicAck, params.dest_qpn, Psn::of(*psn));
+                header.xrc = params.xrc;
                 header.aeth = aeth(Syndrome::Ack(NO_CREDITS), *msn);
                 header.original = *original;
                 self.unacknowledged = 0;
@@ -554,6 +560,7 @@ impl Responder {
                 };
                 let at = *psn + u64::from(*sent / params.mtu);
                 let mut header = Header::new(opcode, params.dest_qpn, Psn::of(at));
+                header.xrc = params.xrc;
                 header.aeth = aeth(Syndrome::Ack(NO_CREDITS), *msn);
                 header.pad = pad_of(piece);
                 let from = addr.wrapping_add(u64::from(*sent));

@@ -145,6 +145,8 @@ const fn rules(service: Service) -> &'static [Rule] {
         Service::Rc => RC,
         Service::Uc => UC,
         Service::Ud => UD,
+        Service::XrcInitiator => XRC_INITIATOR,
+        Service::XrcTarget => XRC_TARGET,
     }
 }
 
@@ -183,6 +185,68 @@ const RC: &[Rule] = &[
             A::MIN_RNR_TIMER,
         ]),
     ),
+];
+
+/// As RC, without what only a responder needs.
+const XRC_INITIATOR: &[Rule] = &[
+    rule(Reset, Init, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), NONE),
+    rule(Init, Init, NONE, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])),
+    rule(
+        Init,
+        Rtr,
+        all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]),
+        all(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]),
+    ),
+    rule(
+        Rtr,
+        Rts,
+        all(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::SQ_PSN, A::MAX_QP_RD_ATOMIC]),
+        all(&[A::CUR_STATE, A::ACCESS_FLAGS]),
+    ),
+    rule(Rts, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS])),
+    rule(Rts, Sqd, NONE, A::EN_SQD_ASYNC_NOTIFY),
+    rule(Sqd, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS])),
+    rule(
+        Sqd,
+        Sqd,
+        NONE,
+        all(&[
+            A::PKEY_INDEX,
+            A::PORT,
+            A::AV,
+            A::TIMEOUT,
+            A::RETRY_CNT,
+            A::RNR_RETRY,
+            A::MAX_QP_RD_ATOMIC,
+            A::ACCESS_FLAGS,
+        ]),
+    ),
+];
+
+/// As RC, without what only a requester needs.
+const XRC_TARGET: &[Rule] = &[
+    rule(Reset, Init, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), NONE),
+    rule(Init, Init, NONE, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])),
+    rule(
+        Init,
+        Rtr,
+        all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]),
+        all(&[A::ACCESS_FLAGS, A::PKEY_INDEX]),
+    ),
+    rule(
+        Rtr,
+        Rts,
+        all(&[A::TIMEOUT, A::SQ_PSN]),
+        all(&[
+            A::CUR_STATE,
+            A::ACCESS_FLAGS,
+            A::MIN_RNR_TIMER,
+            A::RETRY_CNT,
+            A::RNR_RETRY,
+            A::MAX_QP_RD_ATOMIC,
+        ]),
+    ),
+    rule(Rts, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS, A::MIN_RNR_TIMER])),
 ];
 
 const UC: &[Rule] = &[

@@ -49,6 +49,7 @@ impl Wqe {
         let len =
             u32::try_from((u64::from(self.request.len) - offset).min(u64::from(params.mtu))).unwrap_or(0);
         let mut header = Header::new(self.request.op.opcode(index == 0, last), params.dest_qpn, Psn::of(psn));
+        (header.xrc, header.xrc_srq) = (params.xrc, self.request.xrc_srq);
         header.ack_req = ack_req;
         header.pad = pad_of(len);
         header.solicited = last && self.request.solicited;
@@ -76,6 +77,7 @@ impl Wqe {
     /// own.
     pub(crate) fn fetch_packet(&self, psn: u64, packets: u64, params: &Params) -> Transmit {
         let mut header = Header::new(self.request.op.opcode(true, true), params.dest_qpn, Psn::of(psn));
+        (header.xrc, header.xrc_srq) = (params.xrc, self.request.xrc_srq);
         header.ack_req = true;
         match self.request.op {
             Operation::Read(remote) => {

@@ -155,7 +155,9 @@ impl Endpoint {
         endpoint.memory.register(Region { rkey: endpoint.rkey, addr, len, access: Access::all() });
         let (own, other) = (setup.psn[index % 2], setup.psn[(index + 1) % 2]);
         match setup.service {
-            Service::Rc => endpoint.bring_up(setup, peer, own, other),
+            Service::Rc | Service::XrcInitiator | Service::XrcTarget => {
+                endpoint.bring_up(setup, peer, own, other);
+            }
             Service::Uc => {
                 let (remote, mtu) = (endpoint.peer_address, setup.mtu);
                 endpoint.modify(&QpAttr::to_init(setup.access));
@@ -222,7 +224,8 @@ impl Endpoint {
     /// # Errors
     /// See [`Qp::post`].
     pub fn post(&mut self, op: Operation, local: u64, len: u32) -> Result<u64, PostError> {
-        let request = SendRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false };
+        let request =
+            SendRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false, xrc_srq: 0 };
         self.post_request(request, local)
     }
 

@@ -234,7 +234,8 @@ impl PlanRun {
             OpKind::Flush => 0,
             _ => len,
         };
-        let request = SendRequest { wr_id: 0, op, len: u32::from(len), signaled, solicited: false, fence };
+        let request =
+            SendRequest { wr_id: 0, op, len: u32::from(len), signaled, solicited: false, fence, xrc_srq: 0 };
         // A connection that has failed takes requests and flushes them; a full queue cannot be: it
         // is deep enough.
         if let Ok(wr_id) = self.sim.ends[side].post_request(request, local) {

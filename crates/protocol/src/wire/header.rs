@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::{BTH_LEN, DEFAULT_PKEY, ICRC_LEN, Malformed, Opcode, Psn, Qpn};
+use super::{BTH_LEN, DEFAULT_PKEY, ICRC_LEN, Malformed, Opcode, Psn, Qpn, Service};
+
+/// Bytes of the extended header that names a shared receive queue.
+const XRCETH_LEN: usize = 4;
 
 /// Datagram extended header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -106,6 +109,11 @@ pub struct Header {
     pub psn: Psn,
     /// With [`Opcode::has_deth`].
     pub deth: Deth,
+    /// A packet of an extended reliable connection (XRC), whose opcodes are those of the reliable
+    /// connection.
+    pub xrc: bool,
+    /// With [`Header::has_xrceth`]: the number of the receiver's shared receive queue.
+    pub xrc_srq: u32,
     /// With [`Opcode::has_feth`].
     pub feth: Feth,
     /// With [`Opcode::has_reth`].
@@ -174,6 +182,8 @@ impl Header {
             dest_qpn,
             psn,
             deth: Deth::default(),
+            xrc: false,
+            xrc_srq: 0,
             feth: Feth::default(),
             reth: Reth::default(),
             atomic: AtomicEth::default(),
@@ -199,7 +209,9 @@ impl Header {
         if bth[1] & 0x0f != 0 {
             return Err(Malformed::TransportVersion);
         }
-        let Some(opcode) = Opcode::from_byte(bth[0]) else { return Err(Malformed::UnknownOpcode) };
+        let xrc = bth[0] & 0xe0 == Service::XRC_BITS;
+        let number = if xrc { bth[0] & 0x1f } else { bth[0] };
+        let Some(opcode) = Opcode::from_byte(number) else { return Err(Malformed::UnknownOpcode) };
         let pkey = u16::from_be_bytes([bth[2], bth[3]]);
         if pkey & 0x7fff != DEFAULT_PKEY & 0x7fff {
             return Err(Malformed::PartitionKey);
@@ -210,6 +222,7 @@ impl Header {
             ack_req: bth[8] & 0x80 != 0,
             pad,
             pkey,
+            xrc,
             ..Self::new(opcode, Qpn::new(be24(&bth[5..8])), Psn::new(be24(&bth[9..12])))
         };
         header.parse_extensions(&mut rest).ok_or(Malformed::TruncatedHeaders)?;
@@ -227,7 +240,23 @@ impl Header {
     #[allow(clippy::len_without_is_empty)] // a header is never empty
     #[inline]
     pub fn len(&self) -> usize {
-        self.opcode.header_len()
+        self.opcode.header_len() + if self.has_xrceth() { XRCETH_LEN } else { 0 }
+    }
+
+    /// Whether the packet names a shared receive queue.
+    #[inline]
+    pub fn has_xrceth(&self) -> bool {
+        self.xrc && self.opcode.names_srq()
+    }
+
+    /// Whether a queue pair of this service takes such packets.
+    #[inline]
+    pub fn is_for(&self, service: Service) -> bool {
+        match service {
+            Service::XrcInitiator => self.xrc && self.opcode.is_response(),
+            Service::XrcTarget => self.xrc && !self.opcode.is_response(),
+            _ => !self.xrc && self.opcode.service() == service,
+        }
     }
 
     /// Writes the headers to the front of `out` and says how many bytes they took: [`Header::len`],
@@ -241,7 +270,9 @@ impl Header {
         // would cause a store-forwarding stall.
         let flags = (u32::from(self.solicited) << 7) | (u32::from(self.pad & 3) << 4);
         let words = [
-            u32::from(self.opcode.to_byte()) << 24 | flags << 16 | u32::from(self.pkey),
+            u32::from(self.opcode.to_byte() | if self.xrc { Service::XRC_BITS } else { 0 }) << 24
+                | flags << 16
+                | u32::from(self.pkey),
             self.dest_qpn.get() & 0xff_ffff,
             u32::from(self.ack_req) << 31 | self.psn.get() & 0xff_ffff,
         ];
@@ -258,6 +289,9 @@ impl Header {
         let opcode = self.opcode;
         if opcode.has_deth() {
             self.deth = Deth { qkey: take_u32(rest)?, source: Qpn::new(take_u32(rest)?) };
+        }
+        if self.has_xrceth() {
+            self.xrc_srq = take_u32(rest)? & 0xff_ffff;
         }
         if opcode.has_feth() {
             self.feth = Feth::from_word(take_u32(rest)?);
@@ -295,6 +329,9 @@ impl Header {
         if opcode.has_deth() {
             put(&mut out, self.deth.qkey.to_be_bytes());
             put(&mut out, self.deth.source.get().to_be_bytes());
+        }
+        if self.has_xrceth() {
+            put(&mut out, (self.xrc_srq & 0xff_ffff).to_be_bytes());
         }
         if opcode.has_feth() {
             put(&mut out, self.feth.to_word().to_be_bytes());

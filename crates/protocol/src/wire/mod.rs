@@ -30,4 +30,4 @@ pub const BTH_LEN: usize = 12;
 /// Bytes of the invariant CRC that ends every packet.
 pub const ICRC_LEN: usize = 4;
 /// The longest run of headers a packet of ours carries: BTH + RETH + immediate, or BTH + AtomicETH.
-pub const MAX_HEADER_LEN: usize = 40;
+pub const MAX_HEADER_LEN: usize = 44;

@@ -71,11 +71,29 @@ pub enum Service {
     Uc,
     /// Unreliable datagrams: each message is one packet, to any peer.
     Ud,
+    /// The sending end of an extended reliable connection (XRC): each request names the peer's
+    /// shared receive queue.
+    XrcInitiator,
+    /// The receiving end of it.
+    XrcTarget,
 }
 
 impl Service {
     /// Every service.
-    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+    pub const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcInitiator, Self::XrcTarget];
+
+    /// Whether it is one end of an extended reliable connection.
+    pub const fn is_xrc(self) -> bool {
+        matches!(self, Self::XrcInitiator | Self::XrcTarget)
+    }
+
+    /// Whether requests are acknowledged.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc) || self.is_xrc()
+    }
+
+    /// The high three bits of the opcodes of XRC; the others are those of the reliable connection.
+    pub(super) const XRC_BITS: u8 = 0xa0;
 
     /// The high three bits of its opcodes.
     const fn bits(self) -> u8 {
@@ -83,6 +101,7 @@ impl Service {
             Self::Rc => 0x00,
             Self::Uc => 0x20,
             Self::Ud => 0x60,
+            Self::XrcInitiator | Self::XrcTarget => Self::XRC_BITS,
         }
     }
 }
@@ -373,6 +392,12 @@ impl Opcode {
         )
     }
 
+    /// Whether an XRC packet with this opcode names the shared receive queue: the first packets of
+    /// requests do.
+    pub(super) const fn names_srq(self) -> bool {
+        !self.is_response() && self.place().starts()
+    }
+
     /// Whether a responder sends it (to a requester).
     pub const fn is_response(self) -> bool {
         matches!(self.kind(), OpcodeKind::Response)
@@ -457,6 +482,7 @@ mod tests {
 
     #[test]
     fn no_header_is_longer_than_the_constant_says() {
-        assert_eq!(Opcode::ALL.map(Opcode::header_len).into_iter().max(), Some(MAX_HEADER_LEN));
+        // XRC adds the number of a shared receive queue.
+        assert_eq!(Opcode::ALL.map(Opcode::header_len).into_iter().max(), Some(MAX_HEADER_LEN - 4));
     }
 }

@@ -57,6 +57,7 @@ fn immediate_data_and_the_solicited_bit_arrive() {
             signaled: true,
             solicited: true,
             fence: true,
+            xrc_srq: 0,
         };
         sim.ends[A].post_request(request, HERE).unwrap();
     }
@@ -243,6 +244,7 @@ fn what_the_service_does_not_offer_is_refused_when_posted() {
         signaled: true,
         solicited: false,
         fence: false,
+        xrc_srq: 0,
     };
     assert_eq!(sim.ends[A].qp.post_to(request, to), Err(PostError::Destination(Service::Uc)));
 }

@@ -17,7 +17,7 @@ fn ud() -> Setup {
 
 /// A request of `len` bytes.
 fn request(op: Operation, len: u32) -> SendRequest {
-    SendRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false }
+    SendRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false, xrc_srq: 0 }
 }
 
 fn received(sim: &Sim, len: u32) -> bool {

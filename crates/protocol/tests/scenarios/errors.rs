@@ -34,6 +34,7 @@ fn unsignalled_requests_are_flushed_aloud() {
             signaled: false,
             solicited: false,
             fence: false,
+            xrc_srq: 0,
         };
         sim.ends[A].post_request(request, 0).unwrap();
     }

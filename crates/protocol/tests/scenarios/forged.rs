@@ -342,6 +342,7 @@ fn two_to_the_thirty_first_bytes_in_packets_of_256() {
             signaled: true,
             solicited: false,
             fence: false,
+            xrc_srq: 0,
         };
         ends[A].post(request).unwrap();
         let (mut now, mut packets) = (0, 0_u64);

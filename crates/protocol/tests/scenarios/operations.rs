@@ -147,6 +147,7 @@ fn the_solicited_bit_reaches_the_receiver() {
         signaled: true,
         solicited: true,
         fence: false,
+        xrc_srq: 0,
     };
     sim.ends[A].post_request(request, HERE).unwrap();
     sim.drive();

@@ -6,8 +6,15 @@ use nobounce_protocol::timing::{MICROSECOND, MILLISECOND};
 
 use crate::world::*;
 
-const PLAIN: SendRequest =
-    SendRequest { wr_id: 0, op: Operation::Send, len: 0, signaled: false, solicited: false, fence: false };
+const PLAIN: SendRequest = SendRequest {
+    wr_id: 0,
+    op: Operation::Send,
+    len: 0,
+    signaled: false,
+    solicited: false,
+    fence: false,
+    xrc_srq: 0,
+};
 
 fn small() -> Setup {
     Setup { mtu: Mtu::Mtu256, ..Setup::default() }

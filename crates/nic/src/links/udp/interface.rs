@@ -3,10 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-use nobounce_protocol::wire::{ICRC_LEN, MAX_HEADER_LEN};
+use nobounce_protocol::wire::ICRC_LEN;
 
 use crate::interfaces::interface_of;
 
+/// The longest headers of packets with payload need less (36 bytes); other devices reckon with this.
+const HEADERS: usize = 40;
 /// Path MTUs, largest first.
 const PATH_MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
 /// Assumed where the interface cannot be found: plain Ethernet.
@@ -24,7 +26,7 @@ pub(super) fn max_path_mtu(addr: IpAddr) -> u32 {
 
 fn fitting(addr: IpAddr, mtu: u32) -> u32 {
     let ip = if addr.is_ipv4() { 20 } else { 40 };
-    let overhead = u32::try_from(ip + UDP + MAX_HEADER_LEN + ICRC_LEN).unwrap_or(u32::MAX);
+    let overhead = u32::try_from(ip + UDP + HEADERS + ICRC_LEN).unwrap_or(u32::MAX);
     PATH_MTUS.into_iter().find(|p| p.saturating_add(overhead) <= mtu).unwrap_or(256)
 }
 

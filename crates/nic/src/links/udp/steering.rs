@@ -38,6 +38,9 @@ const CHECKS_NS: (u64, u64) = (1_000_000, 1_024_000_000);
 /// sockets within it, mostly at once.
 const SETTLES_NS: (u64, u64) = (200_000, 1_000_000);
 
+/// Corrections that are put off for the sake of another device, at most.
+const MAX_TRIES: u32 = 50;
+
 /// A device's view of its place in the group.
 #[derive(Debug, Default)]
 pub(super) struct Steering {
@@ -46,6 +49,8 @@ pub(super) struct Steering {
     /// Packets handed in since the last attempt.
     handed: u64,
     not_before: u64,
+    /// Corrections put off because another device was at it.
+    tries: u32,
     /// Time of the next check of our number, and the delay to the one after it.
     check: Option<(u64, u64)>,
     probing: Option<Probing>,
@@ -171,8 +176,14 @@ impl Steering {
 
     fn take_place(&mut self, socket: &Socket, slot: &Slot, number: u8) {
         let addr = slot.addr();
-        // Two devices that move at a time would each miss the other's number.
-        let _turn = JoinLock::wait(addr);
+        // Two devices that move at a time would each miss the other's number. The engine does not
+        // wait for the lock: it looks again soon.
+        let turn = JoinLock::now(addr);
+        if matches!(turn, Ok(None)) && self.tries < MAX_TRIES {
+            self.tries += 1;
+            return self.check_soon();
+        }
+        self.tries = 0;
         // Release the old name first: two would contradict each other.
         self.place = None;
         if number != slot.number() {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use nobounce_memory::path::Mechanism;
-use nobounce_protocol::qp::{Nak, Payload, Service, Transmit};
+use nobounce_protocol::qp::{Nak, Payload, Transmit};
 use nobounce_protocol::wire::ICRC_LEN;
 
 use crate::links::rings::PeerRing;
@@ -54,7 +54,7 @@ pub(crate) fn build_repeats(
     count: u64,
 ) -> Result<(), Nak> {
     let mut count = count;
-    if let Some(ring) = entry.route.ring.as_ref().filter(|_| entry.qp.service() == Service::Rc) {
+    if let Some(ring) = entry.route.ring.as_ref().filter(|_| entry.qp.service().is_reliable()) {
         while count > 0 {
             match build_run(entry, (tx, ring), regions, transmit, count)? {
                 0 => break,
@@ -177,7 +177,7 @@ fn repeat_fetched(
         let piece = (transmit.payload.len() as usize).max(1);
         let in_a_row = slice.row.min(MOST_LEASED) / piece;
         let packets = usize::try_from(left + 1).unwrap_or(1).min(in_a_row).max(1);
-        if entry.qp.service() == Service::Rc && build_leased(entry, tx, transmit, packets, &slice) {
+        if entry.qp.service().is_reliable() && build_leased(entry, tx, transmit, packets, &slice) {
             for _ in 1..packets {
                 transmit.advance();
             }

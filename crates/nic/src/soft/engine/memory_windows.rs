@@ -91,6 +91,12 @@ impl Windows {
         Some(index << 8)
     }
 
+    /// The first address that a key of a bound window names; 0 if there is none.
+    pub(crate) fn base(&self, key: u32) -> u64 {
+        let bound = self.0.get(&(key >> 8)).and_then(|window| window.bound.as_ref());
+        bound.filter(|bound| bound.key == key).map_or(0, |bound| bound.addr)
+    }
+
     /// The region, and the address in its own terms, that a peer may access through this key.
     pub(crate) fn allowed(
         &self,

@@ -50,14 +50,14 @@ use crate::links::OpenError;
 use crate::links::{Arrival, IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
 use crate::soft::counters;
 use crate::soft::engine::gsi::Gsi;
-use crate::soft::engine::host::PacketHost;
+use crate::soft::engine::host::{PacketHost, ReceiveSource};
 use crate::soft::engine::memory_windows::Windows;
 use crate::soft::engine::overflows::Overflows;
 use crate::soft::engine::packet::put_marker;
 use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, SameHost, Scheduler};
 use crate::soft::engine::path::{NetworkPaths, PathIndex, Sharers};
 use crate::soft::engine::presence::Presences;
-use crate::soft::engine::queue_pair::{QueuePair, complete, flushed};
+use crate::soft::engine::queue_pair::{Posted, QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::srqs::Srqs;
@@ -192,6 +192,7 @@ impl Engine {
         let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
         entry.ends_at = None;
+        entry.schedule.peer_generation = None;
         // A datagram's request names its destination (see `resolve_local_peers`); the address attribute
         // is unused.
         entry.route.heard_by_ring = false;
@@ -398,7 +399,7 @@ impl Core {
         self.account.moved.entry(peer).or_default().add(&entry.tally);
         if let Some(path) = entry.schedule.path {
             self.paths.charge(path, entry.schedule.charged, 0);
-            self.paths.leave(path, entry.qp.service() == Service::Rc);
+            self.paths.leave(path, entry.qp.service().is_reliable());
             self.wake_waiting(path);
         }
         entry.send_cq.forget_qp(qpn);
@@ -469,20 +470,18 @@ impl Core {
             &rest
         };
         entry.ack.heard_long = payload.len() > LONG;
-        let receives = match entry.posted.srq.and_then(|srq| self.srqs.get(srq)) {
-            None => &mut entry.posted.receives,
-            Some(srq) => &mut srq.receives,
-        };
+        let Posted { receives, srq, xrc, receive_pd, sends, current, .. } = &mut entry.posted;
+        let receives = ReceiveSource::of(receives, *srq, xrc.as_mut(), &mut self.srqs);
         let mut host = PacketHost {
             regions: &mut self.regions,
-            pd: entry.pd,
-            receive_pd: entry.posted.receive_pd,
+            pd: &mut entry.pd,
+            receive_pd,
             payload,
             datagram,
             local: &self.local,
-            sends: &entry.posted.sends,
+            sends,
             receives,
-            current: &mut entry.posted.current,
+            current,
             psn: header.psn,
             qp: index,
             ticket: &mut entry.gpu.ticket,
@@ -494,6 +493,13 @@ impl Core {
             Handled::WrongState => self.account.counters.wrong_state += 1,
             Handled::Unsolicited => self.account.counters.unsolicited += 1,
             Handled::WrongService => self.account.counters.wrong_service += 1,
+        }
+        if header.has_xrceth()
+            && let Some(srq) = entry.posted.shared()
+        {
+            // The next message may name another queue.
+            self.srqs.check_limit(srq, &self.events);
+            self.srqs.publish_room(srq);
         }
         entry.schedule.answered |= header.opcode.is_response();
         if !entry.schedule.touched {
@@ -530,7 +536,7 @@ impl Core {
     fn settle_touched(&mut self, now: Nanos) {
         while let Some(index) = self.scheduler.touched.pop() {
             let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
-            if let Some(srq) = entry.posted.srq {
+            if let Some(srq) = entry.posted.shared() {
                 self.srqs.check_limit(srq, &self.events);
             }
             self.settle(index);
@@ -609,7 +615,7 @@ impl Core {
         let staging = &self.regions.staging;
         // Before the completions: an application that has one may post again.
         entry.publish_room();
-        if let Some(srq) = entry.posted.srq {
+        if let Some(srq) = entry.posted.shared() {
             self.srqs.publish_room(srq);
         }
         while let Some(completion) = entry.qp.poll_completion() {
@@ -663,7 +669,7 @@ impl Core {
     fn change_path(&mut self, index: u32) {
         let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
         let (remote, slot) = entry.peer();
-        let reliable = entry.qp.service() == Service::Rc;
+        let reliable = entry.qp.service().is_reliable();
         let new = self.paths.join(remote, slot, reliable);
         let old = entry.schedule.path.replace(new);
         let charged = std::mem::take(&mut entry.schedule.charged);

@@ -3,9 +3,10 @@
 //! A NIC learns of a dead peer only by sending. A queue pair that waits for its peer, with nothing
 //! in flight, would wait for ever. So each peer is asked once in every interval
 //! ([`Presence`]), and one that was heard before and is silent for [`LOST_AFTER`] intervals is
-//! dead: its queue pairs end in error, as after exhausted retries. A peer that answers with
-//! another generation was started anew, which its old queue pairs did not survive. A peer that
-//! never answers is another RoCE device, and is left alone.
+//! dead: its queue pairs end in error, as after exhausted retries. Every queue pair keeps the
+//! generation of its peer's first answer. Where a later answer has another one, the peer was started
+//! anew, and its end of that queue pair did not survive. A peer that never answers is another RoCE
+//! device, and is left alone.
 //!
 //! Every nobounce device answers, whether it asks or not.
 
@@ -15,13 +16,14 @@ use std::net::IpAddr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use nobounce_protocol::qp::{QpState, Service};
+use nobounce_protocol::qp::QpState;
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Capabilities, Presence, Qpn};
 
 use crate::links::{RxDatagram, TxBatch};
 use crate::process::random::random_u32;
 use crate::soft::engine::Core;
+use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
 
 /// Intervals of silence after which a peer is dead.
@@ -116,7 +118,7 @@ impl Core {
         let mut peers: HashMap<PeerName, Seen> = HashMap::new();
         for entry in self.qps.iter().flatten() {
             let connected = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
-            if !connected || entry.qp.service() != Service::Rc || entry.route.ring.is_some() {
+            if !connected || !entry.qp.service().is_reliable() || entry.route.ring.is_some() {
                 continue;
             }
             let (ours, theirs, heard) = (entry.qpn, entry.qp.attr().dest_qpn, entry.schedule.heard);
@@ -143,7 +145,9 @@ impl Core {
                 heard: now,
             });
             let silent = now.saturating_sub(peer.heard.max(heard));
-            if peer.generation.is_some() && silent >= LOST_AFTER * interval {
+            // Time alone does not tell: this process may have been stopped.
+            let unanswered = u64::from(peer.asked) >= LOST_AFTER;
+            if peer.generation.is_some() && unanswered && silent >= LOST_AFTER * interval {
                 lost.push(name);
                 continue;
             }
@@ -190,26 +194,46 @@ impl Core {
         let Some(presence) = Presence::parse(datagram.bytes) else { return false };
         let from = datagram.src;
         let ours = presence.to.get() >> 16 == u32::from(self.slot);
-        let is_peer = ours && self.qps.iter().flatten().any(|entry| entry.qp.attr().remote == from);
-        if !is_peer || (datagram.has_icrc && !self.check_icrc(datagram)) {
+        if !ours || (datagram.has_icrc && !self.check_icrc(datagram)) {
             return false;
         }
+        // The queue pair may be gone while others to the same peer live.
+        let is_of_peer = |entry: &QueuePair| entry.qp.attr().remote == from;
+        let is_peer = self.entry(presence.to).is_some_and(|entry| is_of_peer(entry))
+            || self.qps.iter().flatten().any(|entry| is_of_peer(entry));
+        if !is_peer {
+            return false;
+        }
+        let [_, slot, ..] = presence.from.get().to_be_bytes();
         if !presence.is_answer {
+            if let Some(peer) = self.presences.peers.get_mut(&(from, slot)) {
+                // It lives, and knows us now.
+                peer.heard = now;
+                if peer.generation.is_none() {
+                    peer.asked = 0;
+                }
+            }
             if self.presences.answers.len() < MAX_ANSWERS {
                 self.presences.answers.push((from, presence.answer(self.presences.generation)));
             }
             return true;
         }
-        let [_, slot, ..] = presence.from.get().to_be_bytes();
         let Some(peer) = self.presences.peers.get_mut(&(from, slot)) else { return false };
         if peer.nonce != presence.nonce || presence.capabilities & Capabilities::KEEP_ALIVE == 0 {
             return false;
         }
-        let again = peer.generation.is_some_and(|before| before != presence.generation);
         (peer.generation, peer.heard, peer.asked) = (Some(presence.generation), now, 0);
-        if again {
+        let mut stale = false;
+        for entry in self.qps.iter_mut().flatten().filter(|entry| entry.peer() == (from, slot)) {
+            let known = entry.schedule.peer_generation.get_or_insert(presence.generation);
+            if *known != presence.generation {
+                entry.ends_at = Some(now);
+                stale = true;
+            }
+        }
+        if stale {
             tracing::warn!(peer = %from, "its device was opened anew: queue pairs to the old one end in error");
-            self.give_up((from, slot), now);
+            self.scheduler.timers.push(Reverse((now, Timer::PeerDeath)));
         }
         true
     }

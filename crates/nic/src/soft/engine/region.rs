@@ -265,7 +265,10 @@ impl Regions {
         let accessor = accessor.of_engine(self.number);
         let (addr, len) = match range {
             Some(range) => range,
-            None => self.table.find(key).map_or((0, 0), |region| (region.addr, 0)),
+            None => match self.table.find(key) {
+                Some(region) => (region.addr, 0),
+                None => (self.windows.read().unwrap_or_else(PoisonError::into_inner).base(key), 0),
+            },
         };
         let announce = |region: &Arc<Region>, _| region.target.announce();
         let place = (key, addr, len);

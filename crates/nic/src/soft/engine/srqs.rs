@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use nobounce_protocol::qp::Receive;
 
+use crate::soft::engine::cq_state::CqInner;
 use crate::soft::engine::host::PostedReceive;
 use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::submission::WorkQueueSpace;
@@ -37,6 +38,16 @@ pub(crate) struct SrqState {
     pub(crate) users: usize,
     /// Its owner dropped it; it stays for its users, and is empty.
     pub(crate) closed: bool,
+    /// Of an XRC domain: queue pairs of the domain use it by its number.
+    pub(crate) xrc: Option<XrcPart>,
+}
+
+/// What a shared receive queue of an XRC domain has besides.
+#[derive(Clone, Debug)]
+pub(crate) struct XrcPart {
+    pub(crate) domain: u32,
+    /// Where its receives are reported.
+    pub(crate) cq: Arc<CqInner>,
 }
 
 impl SrqState {
@@ -83,6 +94,14 @@ impl Srqs {
     #[inline]
     pub(crate) fn get(&mut self, SrqIndex(index): SrqIndex) -> Option<&mut SrqState> {
         self.table.get_mut(index)?.as_deref_mut()
+    }
+
+    /// The open queue of that number in an XRC domain.
+    pub(crate) fn find_xrc(&self, number: u32, domain: u32) -> Option<SrqIndex> {
+        let is_it = |entry: &SrqState| {
+            entry.id == number && !entry.closed && entry.xrc.as_ref().is_some_and(|xrc| xrc.domain == domain)
+        };
+        self.table.iter().position(|entry| entry.as_deref().is_some_and(is_it)).map(SrqIndex)
     }
 
     /// Attaches a queue pair; returns the protection domain of the receives' memory.

@@ -2,7 +2,6 @@
 
 use nobounce_protocol::qp::{IpOptions, Nak, Transmit};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::Service;
 
 use crate::links::TxBatch;
 use crate::soft::engine::Core;
@@ -95,7 +94,7 @@ impl Core {
             room,
             shared,
             charged: entry.schedule.charged,
-            unreliable: entry.qp.service() != Service::Rc,
+            unreliable: !entry.qp.service().is_reliable(),
             response_waits: false,
             flush,
             rest: 0,
@@ -136,7 +135,7 @@ impl Core {
             tx.show();
         }
         tx.set_ip_options(IpOptions::default());
-        if entry.qp.service() != Service::Rc && turn != Turn::BatchFull {
+        if !entry.qp.service().is_reliable() && turn != Turn::BatchFull {
             if !tx.has_room() {
                 turn = Turn::BatchFull;
             } else if let Some((to, marker)) = entry.marker(now) {

@@ -7,3 +7,4 @@ pub(crate) mod mw;
 pub(crate) mod qp;
 pub(crate) mod register;
 pub(crate) mod srq;
+pub(crate) mod xrc;

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 use std::borrow::Borrow;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use parking_lot::MutexGuard;
 
 use crate::links::now_ns;
 use crate::soft::engine::host::PostedReceive;
-use crate::soft::engine::queue_pair::QueuePair;
+use crate::soft::engine::queue_pair::{QueuePair, XrcTarget};
 use crate::soft::engine::release::RELEASE_TIMEOUT;
 use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::submission::{Submission, WorkQueues};
@@ -24,6 +25,7 @@ use crate::soft::limits::{CountGuard, DeviceLimits};
 use crate::soft::objects::cq::Cq;
 use crate::soft::objects::device::{Pd, PdUse, Shared};
 use crate::soft::objects::srq::Srq;
+use crate::soft::objects::xrc::XrcDomain;
 use crate::soft::progress::handle::Resident;
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::set::CqUse;
@@ -68,9 +70,10 @@ pub struct Qp {
     shares: bool,
     work_queues: Arc<WorkQueues>,
     _taken: CountGuard,
-    _pd: Arc<PdUse>,
+    _pd: Option<Arc<PdUse>>,
+    _xrc: Option<Arc<()>>,
     /// Its use of its completion queues.
-    _uses: [CqUse; 2],
+    _uses: Vec<CqUse>,
 }
 
 impl Qp {
@@ -110,7 +113,7 @@ impl Qp {
             (None, _) => shared.engines.choose(begins)?,
         };
         let handle = handle.settle_in(begins);
-        let uses = [send_cq.users.join(&handle), recv_cq.users.join(&handle)];
+        let uses = vec![send_cq.users.join(&handle), recv_cq.users.join(&handle)];
         if shared.engines.mode() == Mode::Caller && (send_cq.inner.is_armed() || recv_cq.inner.is_armed()) {
             handle.waker.ask_to_watch();
         }
@@ -149,8 +152,55 @@ impl Qp {
             shares,
             work_queues,
             _taken: taken,
-            _pd: pd.in_use(),
+            _pd: Some(pd.in_use()),
+            _xrc: None,
             _uses: uses,
+        })
+    }
+
+    /// The receiving end of an extended reliable connection. It has no send queue.
+    pub(crate) fn create_target(domain: &XrcDomain) -> Result<Self, CreateQpError> {
+        let shared = domain.shared().clone();
+        if shared.is_forked() {
+            return Err(CreateQpError::Forked);
+        }
+        let taken = shared.counts.qps.take("queue pairs", DeviceLimits::OURS.max_qps);
+        let taken = taken.map_err(|_| CreateQpError::TooMany)?;
+        domain.device.listen()?;
+        let handle = shared.engines.first().clone().settle_in(false);
+        let mut engine = handle.lock().ok_or(CreateQpError::Forked)?;
+        let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
+        let qpn = engine.core.qpn(index);
+        let service = Service::XrcTarget;
+        let port_mtu = domain.device.max_mtu();
+        let config = QpConfig { service, qpn, port_mtu, send_depth: 0, signal_all: false };
+        let cqs = (domain.no_cq(), domain.no_cq());
+        // A request has the protection domain of the queue that it names.
+        let mut entry = QueuePair::new(qpn, ProtocolQp::new(config), 0, cqs.0, cqs.1);
+        entry.posted.xrc = Some(XrcTarget { domain: domain.id, current: None, cqs: VecDeque::new() });
+        let work_queues = entry.posted.work_queues.clone();
+        engine.core.qps[index as usize] = Some(Box::new(entry));
+        drop(engine);
+        let none = QpLimits {
+            send_depth: 0,
+            recv_depth: 0,
+            send_sges: 0,
+            recv_sges: 0,
+            inline: 0,
+            signal_all: false,
+        };
+        Ok(Self {
+            shared,
+            handle,
+            qpn,
+            service,
+            limits: none,
+            shares: true,
+            work_queues,
+            _taken: taken,
+            _pd: None,
+            _xrc: Some(domain.in_use()),
+            _uses: Vec::new(),
         })
     }
 
@@ -228,7 +278,11 @@ impl Qp {
         {
             entry.posted.sends.clear();
             entry.posted.receives.clear();
-            let unfinished = entry.posted.current.take().filter(|_| open).zip(entry.posted.srq);
+            let unfinished = entry.posted.current.take().filter(|_| open).zip(entry.posted.shared());
+            if let Some(xrc) = &mut entry.posted.xrc {
+                xrc.cqs.clear();
+                xrc.current = None;
+            }
             entry.posted.said_last = false;
             entry.drop_held();
             entry.send_cq.forget_qp(self.qpn);
@@ -477,6 +531,7 @@ fn checked(limits: &QpLimits, v4: bool, request: &SendRequest<'_>) -> Result<Pro
         signaled: request.signaled,
         solicited: request.solicited,
         fence: request.fence,
+        xrc_srq: request.xrc_srq,
     })
 }
 

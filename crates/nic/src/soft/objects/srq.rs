@@ -9,12 +9,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nobounce_protocol::qp::{PostError, QpState};
 
 use crate::soft::engine::host::PostedReceive;
-use crate::soft::engine::srqs::{SrqIndex, SrqState};
+use crate::soft::engine::srqs::{SrqIndex, SrqState, XrcPart};
 use crate::soft::engine::submission::{Submission, WorkQueueSpace};
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::limits::{CountGuard, CreateError, DeviceLimits, check};
+use crate::soft::objects::cq::Cq;
 use crate::soft::objects::device::{Pd, PdUse, Shared};
+use crate::soft::objects::xrc::XrcDomain;
 use crate::soft::progress::handle::{EngineHandle, Resident};
+use crate::soft::progress::set::CqUse;
 use crate::work::RecvRequest;
 
 /// Size of a shared receive queue.
@@ -70,10 +73,21 @@ pub struct Srq {
     depth: AtomicUsize,
     room: Arc<WorkQueueSpace>,
     _pd: Arc<PdUse>,
+    /// Its use of an XRC domain and a completion queue.
+    _xrc: Option<(Arc<()>, CqUse)>,
 }
 
 impl Srq {
     pub(crate) fn create(pd: &Pd, limits: SrqLimits) -> Result<Self, CreateSrqError> {
+        Self::create_in(pd, limits, None)
+    }
+
+    /// Creates one, of an XRC domain or not.
+    pub(crate) fn create_in(
+        pd: &Pd,
+        limits: SrqLimits,
+        xrc: Option<(&XrcDomain, &Cq)>,
+    ) -> Result<Self, CreateSrqError> {
         let most = DeviceLimits::OURS;
         check("the depth of the shared receive queue", limits.depth, most.max_srq_depth)?;
         if limits.sges > most.max_sges {
@@ -85,7 +99,11 @@ impl Srq {
             return Err(CreateError::Forked);
         }
         let taken = shared.counts.srqs.take("shared receive queues", most.max_srqs)?;
-        let handle = shared.engines.choose(false).map_err(|_| CreateError::Forked)?.settle_in(false);
+        let handle = match xrc {
+            Some(_) => shared.engines.first().clone(),
+            None => shared.engines.choose(false).map_err(|_| CreateError::Forked)?,
+        };
+        let handle = handle.settle_in(false);
         let id = shared.next_id();
         let room = Arc::<WorkQueueSpace>::default();
         let entry = SrqState {
@@ -96,10 +114,13 @@ impl Srq {
             limit: 0,
             users: 0,
             closed: false,
+            xrc: xrc.map(|(domain, cq)| XrcPart { domain: domain.id, cq: cq.inner.clone() }),
         };
         let index = handle.lock().ok_or(CreateError::Forked)?.core.srqs.insert(entry)?;
         let (sges, depth) = (limits.sges, AtomicUsize::new(limits.depth));
-        Ok(Self { shared, handle, _taken: taken, index, id, sges, depth, room, _pd: pd.in_use() })
+        let xrc_uses = xrc.map(|(domain, cq)| (domain.in_use(), cq.users.join(&handle)));
+        let _pd = pd.in_use();
+        Ok(Self { shared, handle, _taken: taken, index, id, sges, depth, room, _pd, _xrc: xrc_uses })
     }
 
     pub(crate) fn handle(&self) -> &Arc<EngineHandle> {

@@ -302,7 +302,12 @@ pub(crate) fn complete(entry: &mut QueuePair, staging: &Staging, completion: Com
 
 /// Puts a completion into its queue; returns the number of the completion queue if that overflowed
 /// just now.
-pub(crate) fn deliver(entry: &QueuePair, completion: Completion) -> Option<u32> {
+pub(crate) fn deliver(entry: &mut QueuePair, completion: Completion) -> Option<u32> {
+    if completion.is_receive()
+        && let Some(cq) = entry.posted.xrc.as_mut().and_then(|xrc| xrc.cqs.pop_front())
+    {
+        return (!cq.deliver(entry.qpn, completion)).then_some(cq.id);
+    }
     let cq = if completion.is_receive() { &entry.recv_cq } else { &entry.send_cq };
     (!cq.deliver(entry.qpn, completion)).then_some(cq.id)
 }

@@ -23,7 +23,7 @@ pub(crate) use held::{complete, deliver, flushed, next_packet, next_request};
 
 use ack_delay::AckTiming;
 use held::GpuState;
-use posted::Posted;
+pub(crate) use posted::{Posted, XrcTarget};
 use route::QpRoute;
 use schedule::{NEAR_TURN, Schedule, TURN};
 use sent::SentPackets;

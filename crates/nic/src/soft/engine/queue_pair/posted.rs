@@ -6,6 +6,7 @@ use std::sync::Arc;
 use nobounce_protocol::qp::QpState;
 
 use super::QueuePair;
+use crate::soft::engine::cq_state::CqInner;
 use crate::soft::engine::host::{PostedReceive, PostedSend};
 use crate::soft::engine::srqs::SrqIndex;
 use crate::soft::engine::submission::WorkQueues;
@@ -18,6 +19,8 @@ pub(crate) struct Posted {
     pub(crate) receives: VecDeque<PostedReceive>,
     /// The shared receive queue that it takes receives from.
     pub(crate) srq: Option<SrqIndex>,
+    /// The receiving end of XRC: requests name the shared receive queue.
+    pub(crate) xrc: Option<XrcTarget>,
     /// The protection domain of its receives' memory.
     pub(crate) receive_pd: u32,
     /// It has reported its last receive from the shared queue.
@@ -30,13 +33,29 @@ pub(crate) struct Posted {
     pub(crate) send_depth: usize,
 }
 
+/// The receiving end of an extended reliable connection.
+#[derive(Debug)]
+pub(crate) struct XrcTarget {
+    pub(crate) domain: u32,
+    /// The queue of the message that began last.
+    pub(crate) current: Option<SrqIndex>,
+    /// Where taken receives are reported, in order.
+    pub(crate) cqs: VecDeque<Arc<CqInner>>,
+}
+
 impl Posted {
+    /// The shared queue that receives come from now.
+    pub(crate) fn shared(&self) -> Option<SrqIndex> {
+        self.srq.or(self.xrc.as_ref().and_then(|xrc| xrc.current))
+    }
+
     /// Empty queues; receives go to memory of domain `pd`.
     pub(super) fn new(pd: u32) -> Self {
         Self {
             sends: VecDeque::new(),
             receives: VecDeque::new(),
             srq: None,
+            xrc: None,
             receive_pd: pd,
             said_last: false,
             current: None,
@@ -65,7 +84,7 @@ impl QueuePair {
 
     /// The receive of the incoming message, and its shared queue.
     pub(crate) fn take_open_shared(&mut self) -> Option<(SrqIndex, PostedReceive)> {
-        let srq = self.posted.srq.filter(|_| self.qp.has_open_receive())?;
+        let srq = self.posted.shared().filter(|_| self.qp.has_open_receive())?;
         Some((srq, self.posted.current.take()?))
     }
 }

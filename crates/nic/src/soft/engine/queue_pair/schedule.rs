@@ -31,6 +31,8 @@ pub(crate) struct Schedule {
     pub(crate) armed: Option<Nanos>,
     /// When its peer was heard last.
     pub(crate) heard: Nanos,
+    /// Which opening of its peer's device it is connected to, once known.
+    pub(crate) peer_generation: Option<u64>,
 }
 
 impl Default for Schedule {
@@ -45,6 +47,7 @@ impl Default for Schedule {
             waiting: false,
             armed: None,
             heard: 0,
+            peer_generation: None,
         }
     }
 }

@@ -1,0 +1,72 @@
+//! XRC domains. A domain is one of this process: programs that open the same file in one process
+//! share it, and other processes have their own.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+
+use nobounce_nic::soft::XrcDomain;
+use nobounce_verbs as verbs;
+
+use crate::context::ContextObject;
+use crate::convert::file_of;
+use crate::entry::{self, Errno};
+use crate::live::{self, Kind, Object, Use, Users};
+
+/// The file that names a domain.
+type FileName = (libc::dev_t, libc::ino_t);
+
+#[repr(C)]
+pub(crate) struct XrcdObject {
+    raw: UnsafeCell<verbs::Xrcd>,
+    pub(crate) soft: XrcDomain,
+    pub(crate) context: &'static ContextObject,
+    file: Option<FileName>,
+    pub(crate) users: Users,
+    _context: Use,
+}
+
+impl Object for XrcdObject {
+    type Raw = verbs::Xrcd;
+    const KIND: Kind = Kind::Xrcd;
+}
+
+/// `ibv_open_xrcd`, by the table.
+pub(crate) unsafe extern "C" fn open_xrcd(
+    context: *mut verbs::Context,
+    init: *mut verbs::XrcdInitAttr,
+) -> *mut verbs::Xrcd {
+    entry::pointer(|| {
+        let context = ContextObject::find(context)?;
+        context.alive()?;
+        // SAFETY: the caller passes a valid structure.
+        let init = unsafe { init.as_ref() }.ok_or(Errno::EINVAL)?;
+        if init.comp_mask != verbs::IBV_XRCD_INIT_ATTR_FD | verbs::IBV_XRCD_INIT_ATTR_OFLAGS {
+            return Err(Errno::EINVAL);
+        }
+        let file = if init.fd < 0 { None } else { Some(file_of(init.fd).ok_or(Errno(libc::EBADF))?) };
+        let same = |xrcd: &XrcdObject| {
+            let is_it = file.is_some() && xrcd.file == file && xrcd.context.soft.is_same(&context.soft);
+            is_it.then(|| xrcd.soft.clone())
+        };
+        let known = live::each::<XrcdObject, _>(same).into_iter().flatten().next();
+        let soft = match known {
+            Some(_) if init.oflags & libc::O_EXCL != 0 => return Err(Errno::EINVAL),
+            Some(known) => known,
+            None if file.is_some() && init.oflags & libc::O_CREAT == 0 => return Err(Errno::EAGAIN),
+            None => XrcDomain::create(&context.soft)?,
+        };
+        let raw = UnsafeCell::new(verbs::Xrcd { context: context.raw() });
+        let (users, of_context) = (Users::default(), context.users.join());
+        Ok(XrcdObject { raw, soft, context, file, users, _context: of_context }.publish())
+    })
+}
+
+/// `ibv_close_xrcd`, by the table: not while queue pairs or shared receive queues have it.
+pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut verbs::Xrcd) -> c_int {
+    entry::code(|| {
+        if XrcdObject::find(xrcd)?.users.any() {
+            return Err(Errno::EBUSY);
+        }
+        XrcdObject::retract(xrcd).map(drop)
+    })
+}
