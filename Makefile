@@ -32,7 +32,7 @@ DESTDIR ?=
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-shm test-engines test-hardware test-docs check-docs check-dependencies check-pure test-scripts
 
-.PHONY: docs help demo test quick long test-matrix test-pyverbs fuzz interop vm-shell bench build install fmt setup clean $(STEPS)
+.PHONY: docs help demo test quick long test-matrix test-pyverbs fuzz miri interop vm-shell bench build install fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,9 @@ test-pyverbs: ## rdma-core's own tests on nb0 (PYVERBS_SRC: a checkout of rdma-c
 
 fuzz: ## Fuzz every target for FUZZ_SECONDS each (nightly and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)
+
+miri: ## Miri on what it can run: the protocol, and the lock-free queue (nightly with miri and rust-src)
+	@tools/miri $(ARGS)
 
 interop: ## All cases against the kernels' own RoCE in an emulated machine (ARGS: names of cases)
 	@tools/setup test

@@ -245,7 +245,7 @@ def errors(bench):
     bench.peers("errors")
 
 
-@case("SEND with invalidate: the kernel's windows, and our lack of them")
+@case("SEND with invalidate and memory windows, bound with the right to local writes, too")
 def invalidate(bench):
     bench.peers("invalidate")
 

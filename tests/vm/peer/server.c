@@ -19,7 +19,7 @@ static int bind_window(struct side *side, unsigned offset, unsigned length, uint
     struct ibv_send_wr wr = {.wr_id = 77, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED}, *bad;
     wr.bind_mw.mw = side->window;
     wr.bind_mw.rkey = ibv_inc_rkey(side->window->rkey);
-    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){side->region, (uintptr_t)side->buffer + offset, length, IBV_ACCESS_REMOTE_WRITE};
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){side->region, (uintptr_t)side->buffer + offset, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
     struct ibv_wc wc;
     if (ibv_post_send(side->qp, &wr, &bad) || !poll_one(side, &wc, 2000) || wc.status) return 1;
     *key = wr.bind_mw.rkey;

@@ -45,14 +45,14 @@ fn write_and_count(a: &End, b: &End) {
     assert_eq!((placed.bytes - before.bytes, placed.operations - before.operations), (1_000_000, 20), "in");
 }
 
-/// The same for all together: the WRITEs above, and in each round three messages and the answer to
-/// a READ; 16 atomics came, and 16 came back, too. The answering side of a READ sees more
+/// The same for all together: the WRITEs above, and in each round three messages, an atomic write
+/// and the answer to a READ; 16 atomics came, and 16 came back, too. The answering side of a READ sees more
 /// operations, for long ones are asked for in pieces.
 fn counted_once(end: &End) {
     let moved = end.device.path_counters();
-    assert_eq!(moved.outbound.cpu.bytes, 1_000_000 + 3 * 700_000, "out");
+    assert_eq!(moved.outbound.cpu.bytes, 1_000_000 + 3 * 700_008, "out");
     let placed = (moved.inbound.cpu.bytes, moved.inbound.cpu.operations);
-    assert_eq!(placed, (1_000_000 + 3 * 700_256, 20 + 3 * 36), "in");
+    assert_eq!(placed, (1_000_000 + 3 * 700_264, 20 + 3 * 37), "in");
 }
 
 fn exchange(a: &End, b: &End, round: u8) {
@@ -72,7 +72,10 @@ fn exchange(a: &End, b: &End, round: u8) {
     for i in 0..16 {
         a.post(Operation::FetchAdd { remote: counter, add: 3 }, LEN as u64 - 300_000 + i * 8, 8);
     }
-    a.succeed(20);
+    let word_at = LEN as u64 - 208_000;
+    a.post(Operation::Flush { remote: b.remote(0), len, selectivity: round % 2 }, 0, 0);
+    a.post(Operation::AtomicWrite(b.remote(word_at)), 8, 8);
+    a.succeed(22);
     let got = b.completions(2);
     assert_eq!((got[0].wr_id, got[0].byte_len), (1, len));
     assert_eq!((got[1].wr_id, got[1].byte_len, got[1].immediate), (2, len, Some(9)));
@@ -89,6 +92,7 @@ fn exchange(a: &End, b: &End, round: u8) {
         assert_eq!(before, first.wrapping_add(3 * i as u64), "each atomic once and in order");
     }
     assert_eq!(word(b.bytes(LEN - 200_000, 8)), first.wrapping_add(48));
+    assert!(b.bytes(LEN - 208_000, 8) == patterns(seed, 8, 8), "ATOMIC WRITE");
     let after = LEN / 2 + n;
     assert_eq!(b.bytes(after, 1)[0], pattern(0xe0 + round, after), "nothing behind the last byte");
 }

@@ -2,8 +2,9 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use nobounce_memory::HostBuffer;
+use nobounce_nic::links::fault::FaultConfig;
 use nobounce_nic::soft::{
-    Cq, Mr, Mtu, Psn, Qp, QpAttr, QpInit, Service, Srq, SrqLimits, Status, WorkKind, XrcDomain,
+    Config, Cq, Mr, Mtu, Psn, Qp, QpAttr, QpInit, Service, Srq, SrqLimits, Status, WorkKind, XrcDomain,
 };
 use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, WorkCompletion};
 
@@ -45,8 +46,8 @@ impl Queue {
     }
 }
 
-fn receiver(addr: &str) -> (Receiver, XrcDomain) {
-    let end = End::open(&config(addr), LEN);
+fn receiver(config: &Config) -> (Receiver, XrcDomain) {
+    let end = End::open(config, LEN);
     let domain = XrcDomain::create(&end.device).unwrap();
     let queue = || {
         let pd = end.device.alloc_pd().unwrap();
@@ -74,8 +75,14 @@ fn join(qp: &Qp, peer: &Qp, addr: std::net::IpAddr) {
 }
 
 fn connected(net: u8) -> (End, Qp, Receiver, XrcDomain) {
-    let a = End::open(&config(&format!("127.59.{net}.1")), LEN);
-    let (b, domain) = receiver(&format!("127.59.{net}.2"));
+    connected_with(net, "")
+}
+
+fn connected_with(net: u8, fault: &str) -> (End, Qp, Receiver, XrcDomain) {
+    let fault = |seed| Some(FaultConfig { seed, ..fault.parse().ok()? });
+    let at = |host: u64| Config { fault: fault(host), ..config(&format!("127.59.{net}.{host}")) };
+    let a = End::open(&at(1), LEN);
+    let (b, domain) = receiver(&at(2));
     let qp = initiator(&a);
     join(&qp, &b.target, b.end.device.local());
     join(&b.target, &qp, a.device.local());
@@ -89,7 +96,18 @@ fn post(a: &End, qp: &Qp, op: Operation, len: u32, srq: &Srq) {
 
 #[test]
 fn each_message_reaches_the_queue_it_names() {
-    let (a, qp, b, _domain) = connected(1);
+    deliver(connected(1));
+}
+
+#[test]
+fn each_message_reaches_its_queue_over_a_faulty_network() {
+    let (a, qp, b, domain) = connected_with(7, "loss=0.02,dup=0.02,reorder=0.02,corrupt=0.01");
+    let receiver = b.end.device.clone();
+    deliver((a, qp, b, domain));
+    assert!(receiver.counters().qps.out_of_seq_request > 0, "{:?}", receiver.counters());
+}
+
+fn deliver((a, qp, b, _domain): (End, Qp, Receiver, XrcDomain)) {
     for round in 0..20_u8 {
         a.fill(round);
         let len = 700 * u32::from(round) + 1;

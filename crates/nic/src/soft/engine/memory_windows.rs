@@ -36,6 +36,15 @@ pub(crate) struct Accessor {
 }
 
 impl Accessor {
+    /// Every domain: access was checked before, when the request came.
+    pub(crate) const ANY_PD: u32 = u32::MAX;
+
+    /// Whether it may access memory of that domain.
+    #[inline]
+    pub(crate) fn is_of(self, pd: u32) -> bool {
+        self.pd == pd || self.pd == Self::ANY_PD
+    }
+
     /// The same with an index over all engines of the device.
     #[inline]
     pub(crate) fn of_engine(self, number: usize) -> Self {
@@ -106,7 +115,7 @@ impl Windows {
         len: u64,
         access: Access,
     ) -> Option<&Arc<Region>> {
-        let window = self.0.get(&(key >> 8)).filter(|window| window.pd == accessor.pd)?;
+        let window = self.0.get(&(key >> 8)).filter(|window| accessor.is_of(window.pd))?;
         let bound = window.bound.as_ref().filter(|bound| bound.key == key)?;
         let of_this = bound.qp.is_none_or(|qp| qp == accessor.qp);
         let inside = addr.checked_sub(bound.addr)?.checked_add(len)? <= bound.len;

@@ -75,7 +75,8 @@ trait Allows {
 impl Allows for Arc<Region> {
     #[inline]
     fn allows(&self, pd: u32, addr: u64, len: u64, access: Access) -> Option<(&Self, usize)> {
-        if self.pd != pd || !self.access.contains(access) {
+        let is_of = self.pd == pd || pd == Accessor::ANY_PD;
+        if !is_of || !self.access.contains(access) {
             return None;
         }
         Some((self, self.living(addr, len)?))

@@ -91,7 +91,9 @@ impl QueuePair {
 
     /// The identity under which its peer accesses memory.
     pub(crate) fn accessor(&self) -> Accessor {
-        Accessor { pd: self.pd, qp: self.index() }
+        // Responses of an XRC target may be to requests that named different queues.
+        let pd = if self.posted.xrc.is_some() { Accessor::ANY_PD } else { self.pd };
+        Accessor { pd, qp: self.index() }
     }
 
     /// Puts it into a list of queue pairs with a delayed ACK, unless it is in one.
