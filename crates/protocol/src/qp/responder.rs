@@ -322,7 +322,7 @@ impl Responder {
         let piece = payload_len / usize::try_from(packets).unwrap_or(1);
         let kind = opcode.kind();
         if header.has_xrceth() {
-            host.select_receives(header.xrc_srq)?;
+            host.select_receives(header.xrc_srq())?;
         }
         match kind {
             OpcodeKind::Send => {
@@ -685,13 +685,13 @@ fn take_atomic_write(
 }
 
 fn take_flush(header: &Header, params: &Params, host: &mut dyn Host) -> Result<(), NakCause> {
-    let (Feth { placement, selectivity }, reth) = (header.feth, header.reth);
+    let (feth, reth) = (header.feth, header.reth);
     // Memory here is not persistent.
-    let is_known = placement == Feth::GLOBAL && selectivity <= Feth::REGION;
+    let is_known = feth.placement() == Feth::GLOBAL && feth.selectivity() <= Feth::REGION;
     if !params.access.contains(Access::FLUSH_GLOBAL) || !is_known {
         return Err(Nak::InvalidRequest.into());
     }
-    let range = (selectivity == Feth::RANGE).then_some((reth.addr, u64::from(reth.len)));
+    let range = (feth.selectivity() == Feth::RANGE).then_some((reth.addr, u64::from(reth.len)));
     Ok(host.flush(reth.rkey, range)?)
 }
 

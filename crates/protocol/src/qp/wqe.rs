@@ -3,7 +3,7 @@
 use super::completion::{Completion, Status};
 use super::request::{Operation, SendRequest};
 use super::{Params, Payload, Transmit};
-use crate::wire::{AtomicEth, Feth, Header, Psn, Reth};
+use crate::wire::{AtomicEth, Feth, Header, Psn, Qpn, Reth};
 
 /// What a packet costs a socket buffer besides its payload.
 const PACKET_OVERHEAD: u64 = 512;
@@ -49,7 +49,8 @@ impl Wqe {
         let len =
             u32::try_from((u64::from(self.request.len) - offset).min(u64::from(params.mtu))).unwrap_or(0);
         let mut header = Header::new(self.request.op.opcode(index == 0, last), params.dest_qpn, Psn::of(psn));
-        (header.xrc, header.xrc_srq) = (params.xrc, self.request.xrc_srq);
+        header.xrc = params.xrc;
+        header.deth.source = Qpn::new(self.request.xrc_srq & 0xff_ffff);
         header.ack_req = ack_req;
         header.pad = pad_of(len);
         header.solicited = last && self.request.solicited;
@@ -77,7 +78,8 @@ impl Wqe {
     /// own.
     pub(crate) fn fetch_packet(&self, psn: u64, packets: u64, params: &Params) -> Transmit {
         let mut header = Header::new(self.request.op.opcode(true, true), params.dest_qpn, Psn::of(psn));
-        (header.xrc, header.xrc_srq) = (params.xrc, self.request.xrc_srq);
+        header.xrc = params.xrc;
+        header.deth.source = Qpn::new(self.request.xrc_srq & 0xff_ffff);
         header.ack_req = true;
         match self.request.op {
             Operation::Read(remote) => {
@@ -103,7 +105,7 @@ impl Wqe {
                 return Transmit { header, payload: Payload::Request { serial, offset: 0, len, rest: 0 } };
             }
             Operation::Flush { remote, len, selectivity } => {
-                header.feth = Feth { placement: Feth::GLOBAL, selectivity };
+                header.feth = Feth::new(Feth::GLOBAL, selectivity);
                 header.reth = Reth { addr: remote.addr, rkey: remote.rkey, len };
             }
             _ => {}

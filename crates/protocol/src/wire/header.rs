@@ -12,34 +12,36 @@ const XRCETH_LEN: usize = 4;
 pub struct Deth {
     /// Queue key: the receiver takes only datagrams with its own.
     pub qkey: u32,
-    /// The queue pair it comes from.
+    /// The queue pair it comes from. On XRC: the number of the receiver's shared receive queue.
     pub source: Qpn,
 }
 
-/// Flush extended header: how far bytes must have come, and which ones.
+/// Flush extended header: how far bytes must have come, and which ones. (One byte: the size of a
+/// [`Header`] counts in every packet.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Feth {
-    /// Placement type: bit 0 global visibility, bit 1 persistence.
-    pub placement: u8,
-    /// Selectivity level: 0 the range of the RETH, 1 the whole region.
-    pub selectivity: u8,
-}
+pub struct Feth(u8);
 
 impl Feth {
-    /// Visible to all who can access the memory.
+    /// Placement type: visible to all who can access the memory.
     pub const GLOBAL: u8 = 1;
-    /// The range alone.
+    /// Selectivity level: the range alone.
     pub const RANGE: u8 = 0;
-    /// The whole region.
+    /// Selectivity level: the whole region.
     pub const REGION: u8 = 1;
 
-    fn from_word(word: u32) -> Self {
-        let [.., low] = word.to_be_bytes();
-        Self { placement: low & 0xf, selectivity: low >> 4 & 3 }
+    /// Of a placement type (4 bits) and a selectivity level (2 bits).
+    pub const fn new(placement: u8, selectivity: u8) -> Self {
+        Self((selectivity & 3) << 4 | placement & 0xf)
     }
 
-    fn to_word(self) -> u32 {
-        u32::from(self.selectivity & 3) << 4 | u32::from(self.placement & 0xf)
+    /// Placement type: bit 0 global visibility, bit 1 persistence.
+    pub const fn placement(self) -> u8 {
+        self.0 & 0xf
+    }
+
+    /// Selectivity level: 0 the range of the RETH, 1 the whole region.
+    pub const fn selectivity(self) -> u8 {
+        self.0 >> 4
     }
 }
 
@@ -112,8 +114,6 @@ pub struct Header {
     /// A packet of an extended reliable connection (XRC), whose opcodes are those of the reliable
     /// connection.
     pub xrc: bool,
-    /// With [`Header::has_xrceth`]: the number of the receiver's shared receive queue.
-    pub xrc_srq: u32,
     /// With [`Opcode::has_feth`].
     pub feth: Feth,
     /// With [`Opcode::has_reth`].
@@ -183,7 +183,6 @@ impl Header {
             psn,
             deth: Deth::default(),
             xrc: false,
-            xrc_srq: 0,
             feth: Feth::default(),
             reth: Reth::default(),
             atomic: AtomicEth::default(),
@@ -249,6 +248,12 @@ impl Header {
         self.xrc && self.opcode.names_srq()
     }
 
+    /// With [`Header::has_xrceth`]: the number of the receiver's shared receive queue. (It has the
+    /// place of what only datagrams carry.)
+    pub fn xrc_srq(&self) -> u32 {
+        self.deth.source.get() & 0xff_ffff
+    }
+
     /// Whether a queue pair of this service takes such packets.
     #[inline]
     pub fn is_for(&self, service: Service) -> bool {
@@ -291,10 +296,11 @@ impl Header {
             self.deth = Deth { qkey: take_u32(rest)?, source: Qpn::new(take_u32(rest)?) };
         }
         if self.has_xrceth() {
-            self.xrc_srq = take_u32(rest)? & 0xff_ffff;
+            self.deth.source = Qpn::new(take_u32(rest)? & 0xff_ffff);
         }
         if opcode.has_feth() {
-            self.feth = Feth::from_word(take_u32(rest)?);
+            let [.., low] = take_u32(rest)?.to_be_bytes();
+            self.feth = Feth(low & 0x3f);
         }
         if opcode.has_reth() {
             self.reth = Reth { addr: take_u64(rest)?, rkey: take_u32(rest)?, len: take_u32(rest)? };
@@ -331,10 +337,10 @@ impl Header {
             put(&mut out, self.deth.source.get().to_be_bytes());
         }
         if self.has_xrceth() {
-            put(&mut out, (self.xrc_srq & 0xff_ffff).to_be_bytes());
+            put(&mut out, self.xrc_srq().to_be_bytes());
         }
         if opcode.has_feth() {
-            put(&mut out, self.feth.to_word().to_be_bytes());
+            put(&mut out, u32::from(self.feth.0).to_be_bytes());
         }
         if opcode.has_reth() {
             put(&mut out, self.reth.addr.to_be_bytes());

@@ -166,7 +166,7 @@ fn opcodes_out_of_sequence_are_invalid_requests() {
                 h.invalidate = rkey;
                 h.atomic.addr = addr;
                 h.atomic.rkey = rkey;
-                h.feth.placement = Feth::GLOBAL;
+                h.feth = Feth::new(Feth::GLOBAL, 0);
                 if middle {
                     h.reth.len = 512;
                 }
@@ -185,7 +185,7 @@ fn a_flush_or_atomic_write_that_cannot_be_done_is_refused() {
     let said = |opcode: Opcode, payload: usize, access: Access, change: fn(&mut Header)| {
         let mut sim = pair(&Setup { access, ..Setup::default() });
         next_packet(&mut sim, opcode, payload, |header| {
-            header.feth.placement = Feth::GLOBAL;
+            header.feth = Feth::new(Feth::GLOBAL, 0);
             change(header);
         })
     };
@@ -197,9 +197,9 @@ fn a_flush_or_atomic_write_that_cannot_be_done_is_refused() {
     assert_eq!(said(Opcode::AtomicWrite, 8, all, |h| h.reth.rkey ^= 1), Some(2));
     assert_eq!(said(Opcode::AtomicWrite, 8, Access::REMOTE_ATOMIC, |_| {}), Some(1));
     assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.len = 100), None);
-    assert_eq!(said(Opcode::Flush, 0, all, |h| (h.reth.addr, h.feth.selectivity) = (0, 1)), None);
-    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth.placement = 2), Some(1), "persistence");
-    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth.selectivity = 2), Some(1));
+    assert_eq!(said(Opcode::Flush, 0, all, |h| (h.reth.addr, h.feth) = (0, Feth::new(1, 1))), None);
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth = Feth::new(2, 0)), Some(1), "persistence");
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth = Feth::new(1, 2)), Some(1));
     assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.rkey ^= 1), Some(2));
     assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.len = u32::MAX), Some(2));
     assert_eq!(said(Opcode::Flush, 0, Access::REMOTE_WRITE, |_| {}), Some(1));
