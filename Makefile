@@ -66,7 +66,7 @@ test-pyverbs: ## rdma-core's own tests on nb0 (PYVERBS_SRC: a checkout of rdma-c
 fuzz: ## Fuzz every target for FUZZ_SECONDS each (nightly and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)
 
-miri: ## Miri on what it can run: the protocol, and the lock-free queue (nightly with miri and rust-src)
+miri: ## Miri on what it can run: parsers and tables (nightly with miri and rust-src)
 	@tools/miri $(ARGS)
 
 interop: ## All cases against the kernels' own RoCE in an emulated machine (ARGS: names of cases)
