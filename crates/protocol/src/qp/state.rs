@@ -142,11 +142,18 @@ use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 /// and are not listed.
 const fn rules(service: Service) -> &'static [Rule] {
     match service {
-        Service::Rc => RC,
+        Service::Rc | Service::XrcInitiator | Service::XrcTarget => RC,
         Service::Uc => UC,
         Service::Ud => UD,
-        Service::XrcInitiator => XRC_INITIATOR,
-        Service::XrcTarget => XRC_TARGET,
+    }
+}
+
+/// The attributes of RC that only the other end of an XRC connection needs; they may be given.
+const fn of_other_end(service: Service) -> AttrMask {
+    match service {
+        Service::XrcInitiator => all(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]),
+        Service::XrcTarget => all(&[A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]),
+        _ => NONE,
     }
 }
 
@@ -185,68 +192,6 @@ const RC: &[Rule] = &[
             A::MIN_RNR_TIMER,
         ]),
     ),
-];
-
-/// As RC, without what only a responder needs.
-const XRC_INITIATOR: &[Rule] = &[
-    rule(Reset, Init, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), NONE),
-    rule(Init, Init, NONE, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])),
-    rule(
-        Init,
-        Rtr,
-        all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]),
-        all(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]),
-    ),
-    rule(
-        Rtr,
-        Rts,
-        all(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::SQ_PSN, A::MAX_QP_RD_ATOMIC]),
-        all(&[A::CUR_STATE, A::ACCESS_FLAGS]),
-    ),
-    rule(Rts, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS])),
-    rule(Rts, Sqd, NONE, A::EN_SQD_ASYNC_NOTIFY),
-    rule(Sqd, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS])),
-    rule(
-        Sqd,
-        Sqd,
-        NONE,
-        all(&[
-            A::PKEY_INDEX,
-            A::PORT,
-            A::AV,
-            A::TIMEOUT,
-            A::RETRY_CNT,
-            A::RNR_RETRY,
-            A::MAX_QP_RD_ATOMIC,
-            A::ACCESS_FLAGS,
-        ]),
-    ),
-];
-
-/// As RC, without what only a requester needs.
-const XRC_TARGET: &[Rule] = &[
-    rule(Reset, Init, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), NONE),
-    rule(Init, Init, NONE, all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS])),
-    rule(
-        Init,
-        Rtr,
-        all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN, A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]),
-        all(&[A::ACCESS_FLAGS, A::PKEY_INDEX]),
-    ),
-    rule(
-        Rtr,
-        Rts,
-        all(&[A::TIMEOUT, A::SQ_PSN]),
-        all(&[
-            A::CUR_STATE,
-            A::ACCESS_FLAGS,
-            A::MIN_RNR_TIMER,
-            A::RETRY_CNT,
-            A::RNR_RETRY,
-            A::MAX_QP_RD_ATOMIC,
-        ]),
-    ),
-    rule(Rts, Rts, NONE, all(&[A::CUR_STATE, A::ACCESS_FLAGS, A::MIN_RNR_TIMER])),
 ];
 
 const UC: &[Rule] = &[
@@ -297,7 +242,7 @@ pub fn check_transition(
             .map(|r| (r.required, r.optional))
             .ok_or(TransitionError::NoSuchTransition { service, from, to })?,
     };
-    let missing = required - given;
+    let missing = required - of_other_end(service) - given;
     let not_allowed = given - required - optional;
     if missing.is_empty() && not_allowed.is_empty() {
         Ok(())
