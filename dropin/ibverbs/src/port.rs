@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 
 use nobounce_nic::interfaces::{index_of, interface_of};
+use nobounce_nic::soft::DeviceLimits;
 use nobounce_protocol::qp::{MAX_MESSAGE, Mtu};
 use nobounce_verbs as verbs;
 
@@ -14,10 +15,8 @@ use crate::live::Object;
 
 /// The only port.
 pub(crate) const PORT: u8 = 1;
-/// Entries of the GID table, and how many of them are filled, all with the device's address.
-/// Recipes for adapters name the entry of RoCE v2, often 1 or 3.
-const GID_TABLE: u32 = 8;
-const GIDS: u32 = 4;
+const GID_TABLE: u32 = DeviceLimits::OURS.gid_table;
+const GIDS: u32 = DeviceLimits::OURS.gids;
 /// The only partition: the default one, as a full member.
 const PKEY: u16 = 0xffff;
 /// 4X at 10 Gb/s: what a pair of sockets on one machine carries.

@@ -10,14 +10,12 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use nobounce::nic::soft::DeviceLimits;
+
 /// Vendor and device IDs for programs that look for adapters they know. Neither is assigned: a real
 /// ID such as 0x1d0f would activate code for other hardware.
 const VENDOR: &str = "0x6e62";
 const PART: &str = "0x0001";
-
-/// Entries of the GID table, and how many of them are filled, as the verbs library says.
-const GID_TABLE: u32 = 8;
-const GIDS: u32 = 4;
 
 /// The real folders, from where the links to real devices go.
 #[derive(Debug)]
@@ -99,8 +97,9 @@ fn write_device(here: &Path, name: &str, addr: &IpAddr) -> io::Result<()> {
         ],
     )?;
     let interface = interface_of(addr);
-    for index in 0..GID_TABLE {
-        let (index, filled) = (index.to_string(), index < GIDS);
+    let DeviceLimits { gid_table, gids, .. } = DeviceLimits::OURS;
+    for index in 0..gid_table {
+        let (index, filled) = (index.to_string(), index < gids);
         let text = if filled { gid(addr) } else { gid(&Ipv6Addr::UNSPECIFIED.into()) };
         write(&port.join("gids"), &[(&index, &text)])?;
         if filled {

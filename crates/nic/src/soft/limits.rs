@@ -37,10 +37,16 @@ pub struct DeviceLimits {
     pub max_srq_depth: usize,
     /// Address handles are only data: the verbs layer that keeps them counts them.
     pub max_ahs: usize,
+    /// Entries of the GID table.
+    pub gid_table: u32,
+    /// How many of them are filled, from the first on, all with the device's address: recipes for
+    /// adapters name the entry of RoCE v2, often 1 or 3.
+    pub gids: u32,
 }
 
 impl DeviceLimits {
-    pub(crate) const OURS: Self = Self {
+    /// Those of every software NIC.
+    pub const OURS: Self = Self {
         max_pds: 1 << 16,
         max_mrs: MAX_REGIONS,
         max_mws: 1 << 16,
@@ -55,6 +61,8 @@ impl DeviceLimits {
         max_srqs: 1 << 16,
         max_srq_depth: QpLimits::MAX.recv_depth,
         max_ahs: 1 << 16,
+        gid_table: 8,
+        gids: 4,
     };
 }
 
