@@ -26,9 +26,6 @@ use crate::process::fork::NotInherited;
 
 /// How long a joining device may block others from joining. It takes microseconds.
 const LONGEST_TURN: Duration = Duration::from_millis(50);
-/// How long a slot is taken to have no owner after none was found: connecting costs more than a
-/// packet.
-const ABSENT: Duration = Duration::from_millis(1);
 /// First message on a connection between slots; the sender's slot follows.
 const GREETING: [u8; 4] = *b"nbg1";
 
@@ -102,14 +99,12 @@ pub(super) struct Slot {
     number: u8,
     /// A device of this address was closed since this was last asked.
     departure: bool,
-    /// A slot without an owner, and until when that is taken for granted.
-    absent: Option<(u8, Instant)>,
 }
 
 impl Slot {
     /// The socket alone; its number is not claimed yet.
     pub(super) fn new(addr: IpAddr) -> io::Result<Self> {
-        Ok(Self { inbox: Inbox::new()?, addr, number: 0, departure: false, absent: None })
+        Ok(Self { inbox: Inbox::new()?, addr, number: 0, departure: false })
     }
 
     /// Claims the lowest free slot of the address and greets the others; false when all are taken.
@@ -182,15 +177,9 @@ impl Slot {
                 other => return other,
             }
         }
-        if self.absent.is_some_and(|(absent, until)| absent == slot && Instant::now() < until) {
-            return Handover::NoOwner;
-        }
         match self.greet(slot) {
             Ok(at) => handover::send(&self.inbox.connections[at].fd, slot, run),
-            Err(error) => {
-                self.absent = Some((slot, Instant::now() + ABSENT));
-                Handover::of_error(&error)
-            }
+            Err(error) => Handover::of_error(&error),
         }
     }
 
@@ -244,21 +233,15 @@ pub(super) struct JoinLock {
 impl JoinLock {
     /// Acquires it with a timeout: a process stopped while it holds the lock must not block others.
     pub(super) fn wait(addr: IpAddr) -> io::Result<Self> {
-        let end = Instant::now() + LONGEST_TURN;
-        loop {
-            match Self::now(addr)? {
-                Some(lock) => return Ok(lock),
-                None if Instant::now() > end => return Ok(Self { _name: None }),
-                None => std::thread::sleep(LONGEST_TURN / 500),
-            }
-        }
-    }
-
-    /// Acquires it if it is free.
-    pub(super) fn now(addr: IpAddr) -> io::Result<Option<Self>> {
         let fd = NotInherited::open(|| unix::socket(libc::SOCK_DGRAM))?;
-        let is_free = unix::bind(&fd, &format!("nobounce/join/{addr}"))?;
-        Ok(is_free.then_some(Self { _name: Some(fd) }))
+        let end = Instant::now() + LONGEST_TURN;
+        while !unix::bind(&fd, &format!("nobounce/join/{addr}"))? {
+            if Instant::now() > end {
+                return Ok(Self { _name: None });
+            }
+            std::thread::sleep(LONGEST_TURN / 500);
+        }
+        Ok(Self { _name: Some(fd) })
     }
 }
 
@@ -342,7 +325,6 @@ mod tests {
         assert!(a.take(&mut buffer).is_none() && a.take_departure() && !a.take_departure());
         assert_eq!(a.hand_over(SlotOwner::Slot(1), &run(&[1])), Handover::NoOwner);
         let mut again = claimed(5);
-        std::thread::sleep(2 * ABSENT);
         assert_eq!(a.hand_over(SlotOwner::Slot(1), &run(&[1])), Handover::Done);
         assert_eq!(again.take(&mut buffer), Some(Some(run(&[1]))));
         // One that goes before it is looked at is found out by the next handover.

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use super::socket::{SockAddr, Socket};
 use crate::links::handover::GroBurst;
 use crate::links::now_ns;
-use crate::links::slot::{JoinLock, PLACES, Slot, SlotPlace};
+use crate::links::slot::{PLACES, Slot, SlotPlace};
 use crate::links::unix;
 
 /// The first byte of a probe: neither a RoCE opcode nor one of our markers.
@@ -38,9 +38,6 @@ const CHECKS_NS: (u64, u64) = (1_000_000, 1_024_000_000);
 /// sockets within it, mostly at once.
 const SETTLES_NS: (u64, u64) = (200_000, 1_000_000);
 
-/// Corrections that are put off for the sake of another device, at most.
-const MAX_TRIES: u32 = 50;
-
 /// A device's view of its place in the group.
 #[derive(Debug, Default)]
 pub(super) struct Steering {
@@ -49,8 +46,6 @@ pub(super) struct Steering {
     /// Packets handed in since the last attempt.
     handed: u64,
     not_before: u64,
-    /// Corrections put off because another device was at it.
-    tries: u32,
     /// Time of the next check of our number, and the delay to the one after it.
     check: Option<(u64, u64)>,
     probing: Option<Probing>,
@@ -176,25 +171,27 @@ impl Steering {
 
     fn take_place(&mut self, socket: &Socket, slot: &Slot, number: u8) {
         let addr = slot.addr();
-        // Two devices that move at a time would each miss the other's number. The engine does not
-        // wait for the lock: it looks again soon.
-        let turn = JoinLock::now(addr);
-        if matches!(turn, Ok(None)) && self.tries < MAX_TRIES {
-            self.tries += 1;
-            return self.check_soon();
-        }
-        self.tries = 0;
         // Release the old name first: two would contradict each other.
         self.place = None;
         if number != slot.number() {
             self.place = SlotPlace::publish(addr, slot.number(), number).ok();
         }
-        let mut moved = others(addr, slot.number());
-        moved.insert(slot.number(), number);
-        if socket.steer(&moved).is_ok() {
-            self.changed = Some(now_ns());
-            tracing::debug!(slot = slot.number(), number, "the kernel steers packets of this slot anew");
+        // Another device may publish its number at the same time: the last program has them all.
+        let mut known = None;
+        for _ in 0..=u8::MAX {
+            let moved = others(addr, slot.number());
+            if known.as_ref() == Some(&moved) {
+                break;
+            }
+            let mut program = moved.clone();
+            program.insert(slot.number(), number);
+            if socket.steer(&program).is_err() {
+                return;
+            }
+            known = Some(moved);
         }
+        self.changed = Some(now_ns());
+        tracing::debug!(slot = slot.number(), number, "the kernel steers packets of this slot anew");
     }
 
     /// Whether handovers take precedence over packets that the kernel steers here now;
