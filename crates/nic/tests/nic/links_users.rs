@@ -3,11 +3,18 @@
 //! tests.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use nobounce_nic::links::Link;
 use nobounce_nic::links::shm::ShmLink;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
+
+/// A program that the test talks to.
+fn python(script: &str) -> Child {
+    let mut command = Command::new("python3");
+    command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.spawn().unwrap()
+}
 
 fn counter(link: &dyn Link, name: &str) -> u64 {
     link.counters().into_iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).1
@@ -64,12 +71,7 @@ fn packets_are_not_handed_to_another_user_under_the_name_of_a_slot() {
              got=b''.join(iter(lambda:c.recv(99),b''))\n\
              print(b'payload' in got)"
         );
-        let mut host = Command::new("python3")
-            .args(["-c", &script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut host = python(&script);
         let mut lines = BufReader::new(host.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "waits");
         let mut packet = [4, 0, 0xff, 0xff, 0, slot, 0, 2].to_vec();
@@ -185,12 +187,7 @@ fn another_user_who_waits_under_a_peers_name_gets_no_ring() {
              print('waits',flush=True)\n\
              sys.stdin.read()"
         );
-        let mut host = Command::new("python3")
-            .args(["-c", &script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut host = python(&script);
         let mut line = String::new();
         BufReader::new(host.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "waits\n");

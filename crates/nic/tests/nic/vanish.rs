@@ -5,7 +5,8 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::{ALL_ACCESS, End, MIB, check_write, config, connect, pair};
+use crate::common::{ALL_ACCESS, End, MIB, check_write, config, connect, pair, until};
+use nobounce_memory::unmap_watch;
 use nobounce_nic::soft::{AsyncEvent, Mr, Mtu, QpState, Remote, Status};
 use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 use nobounce_protocol::qp::QpEvent;
@@ -186,11 +187,12 @@ fn at_both_ends_of_a_read() {
 fn memory_mapped_anew_is_neither_written_nor_read() {
     let (mut a, mut b) = pair("127.53.0.9", LEN, MTU);
     let memory = Fragile::anonymous();
-    if let Err(reason) = nobounce_memory::unmap_watch::watch(memory.base.addr() as u64, LEN) {
-        println!("waived ({reason})");
-        return;
-    }
     let (here, there) = (a.sge(0, 4096), memory.register(&b));
+    // Registered after the region, and told after it.
+    let witness = match unmap_watch::watch(memory.base.addr() as u64, LEN) {
+        Ok(witness) => witness,
+        Err(reason) => return println!("waived ({reason})"),
+    };
     let at = remote(&there);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -199,7 +201,7 @@ fn memory_mapped_anew_is_neither_written_nor_read() {
     assert_eq!(again, memory.base.cast());
     // SAFETY: mapped just now.
     unsafe { memory.base.write_volatile(0x77) };
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    until("the unmapping to be noticed", || witness.is_gone());
     for op in [
         Operation::Write(at),
         Operation::Read(at),

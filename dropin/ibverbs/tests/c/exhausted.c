@@ -1,5 +1,6 @@
 /* A program that runs out of memory: what cannot be made is an error, what exists goes on, and all is well again afterwards. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <sys/resource.h>
 
 #include "rig.h"
@@ -36,6 +37,24 @@ static size_t space(void) {
     FILE *file = fopen("/proc/self/statm", "r");
     CHECK(file && fscanf(file, "%lu", &pages) == 1 && !fclose(file));
     return pages * 4096;
+}
+
+/* Whether all threads but this one sleep. */
+static int threads_sleep(void) {
+    int all = 1;
+    DIR *folder = opendir("/proc/self/task");
+    CHECK(folder);
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char path[300], state = 0;
+        snprintf(path, sizeof path, "/proc/self/task/%s/stat", entry->d_name);
+        FILE *file = entry->d_name[0] == '.' || atoi(entry->d_name) == getpid() ? NULL : fopen(path, "r");
+        if (!file)
+            continue;
+        all &= fscanf(file, "%*d (%*[^)]) %c", &state) == 1 && state == 'S';
+        fclose(file);
+    }
+    closedir(folder);
+    return all;
 }
 
 static void limit(size_t bytes) {
@@ -76,8 +95,9 @@ static void exhaust(void *(*make)(void), void (*drop)(void *)) {
 int main(void) {
     make_pair(&a, &b, IBV_QPT_RC);
     transfer();
-    /* The C library aborts where a thread that starts finds no memory: ours run by then. */
-    usleep(300000);
+    /* The C library aborts where a thread that starts finds no memory: ours sleep by then. */
+    while (!threads_sleep())
+        usleep(1000);
     exhaust(make_pd, drop_pd);
     exhaust(make_cq, drop_cq);
     exhaust(make_mr, drop_mr);
