@@ -125,7 +125,7 @@ struct Fate {
     gone: Mutex<Ranges<MAX_PARTS>>,
 }
 
-/// Maximum number of parts that are told apart; beyond, all of the range is gone.
+/// Maximum number of unmapped parts recorded per range; beyond, all of the range is gone.
 const MAX_PARTS: usize = 16;
 /// Events that wait for the table; beyond, everything watched is gone.
 const MAX_PENDING: usize = 256;
@@ -309,7 +309,7 @@ impl Watcher {
         }
     }
 
-    /// Reads events for ever. The thread that unmaps memory waits for the read, maybe with our lock
+    /// Reads events until the process exits. The thread that unmaps memory waits for the read, maybe with our lock
     /// held (an allocator unmaps what was freed): while the table is in use, further events are
     /// read.
     fn read_events(&self) {
@@ -359,7 +359,7 @@ fn uncovered(range: &Range<u64>, entries: &[Entry]) -> Vec<Range<u64>> {
 
 impl Drop for WatchedRange {
     fn drop(&mut self) {
-        // In a forked child the memory is another's, and the lock may be held for ever.
+        // In a forked child the memory is another's, and the lock may never be released.
         if self.watcher.process != std::process::id() {
             return;
         }

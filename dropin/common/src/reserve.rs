@@ -16,7 +16,7 @@ use crate::entry::Errno;
 const RESERVE: usize = 16 << 20;
 /// Bytes and alignment of a granule: the largest alignment in use.
 const GRANULE: usize = 128;
-/// The largest block: more is asked for where failing is expected.
+/// The largest block. Larger allocations fail: their callers handle that.
 const LARGEST: usize = 64 << 10;
 /// Bytes that must be available again before objects are created.
 const ENOUGH: usize = 1 << 20;

@@ -1,8 +1,7 @@
 //! Keep-alives: whether peers that are reached by UDP still live.
 //!
 //! A NIC learns of a dead peer only by sending. A queue pair that waits for its peer, with nothing
-//! in flight, would wait for ever. So each peer is asked once in every interval
-//! ([`Presence`]), and one that was heard before and is silent for [`LOST_AFTER`] intervals is
+//! in flight, would never return. So each peer gets a request in every interval ([`Presence`]), and one that was heard before and is silent for [`LOST_AFTER`] intervals is
 //! dead: its queue pairs end in error, as after exhausted retries. Every queue pair keeps the
 //! generation of its peer's first answer. Where a later answer has another one, the peer was started
 //! anew, and its end of that queue pair did not survive. A peer that never answers is another RoCE
@@ -13,7 +12,6 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use nobounce_protocol::qp::QpState;
@@ -32,12 +30,6 @@ const LOST_AFTER: u64 = 3;
 const MAX_REQUESTS: u32 = 10;
 /// Answers that wait to be sent.
 const MAX_ANSWERS: usize = 64;
-
-/// Which opening of a device in this process this is.
-fn new_generation() -> u64 {
-    static OF_PROCESS: LazyLock<u32> = LazyLock::new(random_u32);
-    u64::from(*OF_PROCESS) << 32 | u64::from(random_u32())
-}
 
 /// A peer: its address and slot.
 type PeerName = (IpAddr, u8);
@@ -71,7 +63,7 @@ impl Presences {
             interval.map(|interval| Nanos::try_from(interval.as_nanos()).unwrap_or(Nanos::MAX / 8));
         Self {
             interval,
-            generation: new_generation(),
+            generation: u64::from(random_u32()) << 32 | u64::from(random_u32()),
             peers: HashMap::new(),
             answers: Vec::new(),
             requests: Vec::new(),
