@@ -17,28 +17,32 @@ const LIMIT: Duration = Duration::from_secs(5);
 #[test]
 fn traffic_goes_on() {
     let Some(rig) = Rig::new("spinning::traffic_goes_on") else { return };
-    let mut occupier = Occupier::new(&rig);
-    for (n, (kind, way)) in [
-        (Kind::Buffer, Way::Direct),
-        (Kind::Malloc, Way::Direct),
-        (Kind::Pool, Way::Direct),
-        (Kind::Malloc, Way::Staged),
-        (Kind::Buffer, Way::WindowOff),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let (a, b) = pair(&format!("127.85.11.{}", n + 1), 4096, Mtu::Mtu4096);
-        let plan = Plan::new(&rig, kind, &SIZES);
-        plan.fill(&rig);
+    goes_on(&rig, 11, &[(Kind::Buffer, Way::Direct), (Kind::Malloc, Way::Direct)]);
+}
+
+/// Memory without a window needs copies, which must not share a hardware queue with the kernel.
+#[test]
+fn staged_traffic_goes_on_with_queues_to_spare() {
+    // SAFETY: every test has a process of its own, and CUDA is not initialised yet.
+    unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
+    let Some(rig) = Rig::new("spinning::staged_traffic_goes_on_with_queues_to_spare") else { return };
+    goes_on(&rig, 13, &[(Kind::Pool, Way::Direct), (Kind::Malloc, Way::Staged), (Kind::Buffer, Way::WindowOff)]);
+}
+
+fn goes_on(rig: &Rig, net: u8, cases: &[(Kind, Way)]) {
+    let mut occupier = Occupier::new(rig);
+    for (n, &(kind, way)) in cases.iter().enumerate() {
+        let (a, b) = pair(&format!("127.85.{net}.{}", n + 1), 4096, Mtu::Mtu4096);
+        let plan = Plan::new(rig, kind, &SIZES);
+        plan.fill(rig);
         let regions = plan.register(&a, &b, way);
         let idle = plan.run(&a, &b, &regions);
-        plan.fill(&rig);
+        plan.fill(rig);
         let occupied = occupier.start();
         let times = plan.run(&a, &b, &regions);
         occupied.still();
         drop(occupied);
-        plan.check(&rig, &format!("{kind:?}, {way:?}, under a spinning kernel"));
+        plan.check(rig, &format!("{kind:?}, {way:?}, under a spinning kernel"));
         println!("figure: spinning kernel, {kind:?}, {way:?}: {times}; idle GPU: {idle}");
         assert!(times.total < LIMIT, "{times}");
     }
