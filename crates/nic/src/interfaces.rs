@@ -54,6 +54,11 @@ pub(crate) fn addresses() -> Vec<Here> {
     found
 }
 
+/// The number of the interface that has `addr`.
+pub(crate) fn interface_index(addr: IpAddr) -> Option<u32> {
+    addresses().into_iter().find(|here| here.addr == addr)?.index
+}
+
 /// The name of the interface that has `addr`, as far as the system lists it.
 pub fn interface_of(addr: IpAddr) -> Option<String> {
     addresses().into_iter().find(|here| here.addr == addr).map(|here| here.name)

@@ -76,6 +76,14 @@ macro_rules! forward {
         ) -> bool {
             ($to).hand_over_mad(owner, datagram)
         }
+
+        fn join_group(&mut $self, group: std::net::IpAddr) -> std::io::Result<()> {
+            ($to).join_group(group)
+        }
+
+        fn leave_group(&mut $self, group: std::net::IpAddr) {
+            ($to).leave_group(group);
+        }
     };
     (@waiting $self:ident, $to:expr) => {
         fn wake_fds(&$self) -> Vec<std::os::fd::RawFd> {

@@ -102,6 +102,8 @@ pub struct RxDatagram<'a> {
     pub src_port: u16,
     /// The route it came by.
     pub arrival: Arrival,
+    /// The multicast group it was sent to; `None`: this device.
+    pub group: Option<&'a IpAddr>,
     /// The UDP payload: BTH to ICRC.
     pub bytes: &'a [u8],
     /// The packet in place, if `bytes` holds only its headers (followed by stale bytes). The sender
@@ -114,6 +116,14 @@ pub struct RxDatagram<'a> {
     /// Number of packets coalesced into this one: always 1 with an ICRC; untrusted, any value,
     /// without.
     pub packets: u16,
+}
+
+impl RxDatagram<'_> {
+    /// The address that it was sent to, where `local` is the device's.
+    #[inline]
+    pub(crate) fn destination(&self, local: IpAddr) -> IpAddr {
+        self.group.copied().unwrap_or(local)
+    }
 }
 
 /// Which device on this address a management datagram is for.
@@ -259,6 +269,17 @@ pub trait Link: Send + fmt::Debug {
     fn has_service(&self, _service: u64) -> bool {
         false
     }
+
+    /// Receives the packets of a multicast group, too, until [`Link::leave_group`].
+    ///
+    /// # Errors
+    /// The address is no group of this device's network, or the system refuses.
+    fn join_group(&mut self, _group: IpAddr) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Receives no more packets of the group.
+    fn leave_group(&mut self, _group: IpAddr) {}
 
     /// Passes a management datagram to its owner; false where there is none.
     fn hand_over_mad(&mut self, _owner: MadOwner, _datagram: &RxDatagram<'_>) -> bool {

@@ -235,7 +235,7 @@ impl<L: Link> Link for PcapLink<L> {
             let mut record = recorder.lock();
             let flow = Flow {
                 src: datagram.src,
-                dst: record.local,
+                dst: datagram.destination(record.local),
                 src_port: datagram.src_port,
                 dst_port: ROCE_PORT,
             };
@@ -362,6 +362,7 @@ mod tests {
         let flow = Flow { src: THERE, dst: HERE, src_port: ROCE_PORT, dst_port: ROCE_PORT };
         let datagram = RxDatagram {
             arrival: crate::links::Arrival::Wire,
+            group: None,
             src: THERE,
             src_port: ROCE_PORT,
             bytes: &whole,

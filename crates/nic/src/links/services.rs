@@ -44,6 +44,11 @@ impl Services {
         &mut self.bound
     }
 
+    /// Makes that descriptor readable with another one, until it is closed.
+    pub(super) fn watch(&self, fd: RawFd) -> io::Result<()> {
+        self.set.add(fd)
+    }
+
     /// The descriptor that becomes readable.
     pub(super) fn fd(&self) -> RawFd {
         self.set.fd()

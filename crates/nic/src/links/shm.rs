@@ -425,6 +425,7 @@ impl<L: Link> ShmLink<L> {
                         let whole = whole.map(|whole| unsafe { Source::new(whole, len) });
                         sink(&RxDatagram {
                             arrival: Arrival::Ring,
+                            group: None,
                             src: hello.src,
                             src_port: hello.src_port,
                             bytes: &buffer[..len],

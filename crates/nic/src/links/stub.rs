@@ -63,6 +63,7 @@ impl Link for StubLink {
         for bytes in &arrived {
             sink(&RxDatagram {
                 arrival: Arrival::Wire,
+                group: None,
                 src: THERE,
                 src_port: ROCE_PORT,
                 bytes,

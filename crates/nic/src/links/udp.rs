@@ -3,6 +3,7 @@
 //! Sockets are unconnected and send with DF, so the IPv4 identification that the ICRC covers is
 //! predictable: 0, or the segment's index in its GSO send.
 
+mod groups;
 mod interface;
 mod receive;
 mod socket;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
+use self::groups::Group;
 use self::receive::UdpReceiver;
 use self::socket::{SockAddr, Socket};
 use self::steering::Steering;
@@ -108,6 +110,7 @@ pub struct UdpLink {
     steering: Steering,
     /// Services of the connection manager that this device offers.
     services: Services,
+    groups: Vec<Group>,
     outbox: Outbox,
     caps: Capabilities,
     transmitter: Transmitter,
@@ -166,6 +169,8 @@ impl UdpLink {
         let slot = Slot::new(addr).map_err(os("socket"))?;
         let (senders, source_ports) =
             if addr.is_loopback() { (Vec::new(), [ROCE_PORT; SOURCE_PORTS]) } else { open_senders(config)? };
+        // Multicast leaves from the well-known port: receivers may be on this host.
+        groups::send_by(&socket, addr, config.scope);
         let caps = Capabilities {
             local: addr,
             source_ports,
@@ -182,6 +187,7 @@ impl UdpLink {
             slot,
             steering: Steering::default(),
             services: Services::new().map_err(os("epoll_create1"))?,
+            groups: Vec::new(),
             outbox: Outbox::default(),
             caps,
             transmitter: Transmitter::new(config.scope),
@@ -209,7 +215,7 @@ impl UdpLink {
                 Some(owner) if owner != slot.number() => each_kind(part, |is_mad, part| {
                     if is_mad {
                         // The engine parses the bytes and finds the owner.
-                        delivered += deliver(part, rx, sink);
+                        delivered += deliver(part, None, rx, sink);
                         return;
                     }
                     let count = match outbox.hand_over(slot, SlotOwner::Slot(owner), &part) {
@@ -221,9 +227,27 @@ impl UdpLink {
                 }),
                 None if steering.hear(&part) => {}
                 // A packet too short to name an owner counts as malformed here.
-                _ => delivered += deliver(part, rx, sink),
+                _ => delivered += deliver(part, None, rx, sink),
             });
         });
+        delivered
+    }
+
+    /// Receives what was sent to multicast groups.
+    #[cold]
+    fn receive_from_groups(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+        let Self { groups, receiver, rx, caps, local_ports, .. } = self;
+        let mut delivered = 0;
+        for Group { addr, socket } in groups {
+            receiver.receive(socket, |run| {
+                if run.src_port != ROCE_PORT && *local_ports == LocalPorts::Own && caps.is_this_host(&run.src)
+                {
+                    rx.foreign_port += run.packets();
+                } else {
+                    delivered += deliver(run, Some(addr), rx, sink);
+                }
+            });
+        }
         delivered
     }
 
@@ -305,7 +329,8 @@ impl Link for UdpLink {
                 return handed;
             }
         }
-        let mut delivered = self.receive_from_socket(sink);
+        let mut delivered = if self.groups.is_empty() { 0 } else { self.receive_from_groups(sink) };
+        delivered += self.receive_from_socket(sink);
         if self.handover_countdown > 0 {
             self.handover_countdown -= 1;
         } else {
@@ -338,6 +363,18 @@ impl Link for UdpLink {
 
     fn has_service(&self, service: u64) -> bool {
         self.services.bound().iter().any(|bound| bound.service == service)
+    }
+
+    fn join_group(&mut self, group: IpAddr) -> io::Result<()> {
+        let group = Group::join(group, self.caps.local, self.scope)?;
+        enlarge(&group.socket);
+        self.services.watch(group.socket.fd())?;
+        self.groups.push(group);
+        Ok(())
+    }
+
+    fn leave_group(&mut self, group: IpAddr) {
+        self.groups.retain(|joined| joined.addr != group);
     }
 
     fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
@@ -417,7 +454,12 @@ impl Drop for UdpLink {
 const ACKNOWLEDGE: u8 = Opcode::Ack as u8;
 
 /// Gives each packet of the run to the sink; returns how many.
-fn deliver(run: GroBurst<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
+fn deliver(
+    run: GroBurst<'_>,
+    group: Option<&IpAddr>,
+    rx: &mut Received,
+    sink: &mut dyn FnMut(&RxDatagram<'_>),
+) -> usize {
     // One value for all packets of the run. Written anew for each, its address would cause a
     // store-forwarding stall behind the payload stores of the packet before.
     let mut datagram = RxDatagram {
@@ -427,6 +469,7 @@ fn deliver(run: GroBurst<'_>, rx: &mut Received, sink: &mut dyn FnMut(&RxDatagra
         ip_id: run.ip_id,
         has_icrc: true,
         arrival: Arrival::Wire,
+        group,
         whole: None,
         packets: 1,
     };
@@ -511,12 +554,12 @@ fn take_run(
     let mut delivered = 0;
     each_run(run, |of, part| {
         if slot.is_some() && of == slot {
-            delivered += deliver(part, rx, sink);
+            delivered += deliver(part, None, rx, sink);
             return;
         }
         each_kind(part, |is_mad, part| {
             if is_mad {
-                delivered += deliver(part, rx, sink);
+                delivered += deliver(part, None, rx, sink);
             } else {
                 rx.handover_refused += part.packets();
             }

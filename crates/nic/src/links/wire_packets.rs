@@ -219,8 +219,8 @@ impl WirePackets {
             return 0;
         }
         // A receiver on this host takes packets of the well-known port only: the kernel gives it to
-        // one user.
-        if self.caps.is_this_host(to.addr) {
+        // one user. Receivers of multicast may be on this host.
+        if self.caps.is_this_host(to.addr) || to.addr.is_multicast() {
             return WELL_KNOWN;
         }
         let port = usize::from(to.port_hint) % ports.len();

@@ -7,8 +7,9 @@ use nobounce_protocol::qp::QpAttr;
 
 use crate::work::QpLimits;
 
-/// Queue pairs of one device: their numbers have 16 bits besides the slot, and two are reserved.
-pub(crate) const MAX_QPS: usize = 1 << 16;
+/// Queue pair numbers of one device: 16 bits besides the slot, without the last one, which stands
+/// for multicast in the highest slot.
+pub(crate) const MAX_QPS: usize = (1 << 16) - 1;
 /// Regions of one device.
 pub(crate) const MAX_REGIONS: usize = 1 << 20;
 
@@ -37,6 +38,10 @@ pub struct DeviceLimits {
     pub max_srq_depth: usize,
     /// Address handles are only data: the verbs layer that keeps them counts them.
     pub max_ahs: usize,
+    /// Multicast groups.
+    pub max_groups: usize,
+    /// Queue pairs attached to one group.
+    pub max_group_qps: usize,
     /// Entries of the GID table.
     pub gid_table: u32,
     /// How many of them are filled, from the first on, all with the device's address: recipes for
@@ -61,6 +66,8 @@ impl DeviceLimits {
         max_srqs: 1 << 16,
         max_srq_depth: QpLimits::MAX.recv_depth,
         max_ahs: 1 << 16,
+        max_groups: 64,
+        max_group_qps: 64,
         gid_table: 8,
         gids: 4,
     };

@@ -24,6 +24,7 @@ pub use cm::{BindError, Cm};
 pub use config::{Config, ConfigError, LinkChoice, Progress};
 pub use counters::Counters;
 pub use engine::memory_windows::MwKind;
+pub use engine::multicast::GroupError;
 pub use engine::snapshot::last_snapshot;
 pub use error::{CreateQpError, OpenError, RegisterError};
 pub use events::channel::Channel;

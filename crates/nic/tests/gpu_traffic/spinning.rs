@@ -26,7 +26,11 @@ fn staged_traffic_goes_on_with_queues_to_spare() {
     // SAFETY: every test has a process of its own, and CUDA is not initialised yet.
     unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
     let Some(rig) = Rig::new("spinning::staged_traffic_goes_on_with_queues_to_spare") else { return };
-    goes_on(&rig, 13, &[(Kind::Pool, Way::Direct), (Kind::Malloc, Way::Staged), (Kind::Buffer, Way::WindowOff)]);
+    goes_on(
+        &rig,
+        13,
+        &[(Kind::Pool, Way::Direct), (Kind::Malloc, Way::Staged), (Kind::Buffer, Way::WindowOff)],
+    );
 }
 
 fn goes_on(rig: &Rig, net: u8, cases: &[(Kind, Way)]) {

@@ -27,6 +27,7 @@ mod limits;
 mod links_udp;
 mod links_users;
 mod many;
+mod multicast;
 mod noise;
 mod notices;
 mod objects;

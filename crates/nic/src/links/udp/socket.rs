@@ -5,6 +5,7 @@ use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 
 use super::OpenError;
 use super::steering::{NUMBER_AT, PROBE_LEN};
@@ -39,7 +40,7 @@ impl SockAddr {
                     sin6_port: port.to_be(),
                     sin6_flowinfo: 0,
                     sin6_addr: libc::in6_addr { s6_addr: a.octets() },
-                    sin6_scope_id: if a.is_unicast_link_local() { scope } else { 0 },
+                    sin6_scope_id: if needs_scope(a) { scope } else { 0 },
                 };
                 this.len = size_of_len::<libc::sockaddr_in6>();
             }
@@ -82,6 +83,12 @@ impl SockAddr {
     pub(super) fn len(&self) -> libc::socklen_t {
         self.len
     }
+}
+
+/// Whether an address names a host or a group of one link only.
+fn needs_scope(addr: Ipv6Addr) -> bool {
+    const LINK: u16 = 2;
+    addr.is_unicast_link_local() || addr.is_multicast() && addr.segments()[0] & 0xf <= LINK
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // address families are small positive constants
@@ -136,9 +143,14 @@ impl Socket {
 
     /// Sets an integer option.
     pub(super) fn set(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
-        // SAFETY: the pointer and length describe one live integer.
+        self.set_value(level, name, &value)
+    }
+
+    /// Sets an option whose value the kernel reads as plain data.
+    pub(super) fn set_value<T: Copy>(&self, level: i32, name: i32, value: &T) -> io::Result<()> {
+        // SAFETY: the pointer and length describe one live value.
         check(unsafe {
-            libc::setsockopt(self.fd(), level, name, (&raw const value).cast(), size_of_len::<i32>())
+            libc::setsockopt(self.fd(), level, name, ptr::from_ref(value).cast(), size_of_len::<T>())
         })
     }
 

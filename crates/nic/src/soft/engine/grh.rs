@@ -21,7 +21,7 @@ const TTL: u8 = 64;
 pub(crate) fn of(datagram: &RxDatagram<'_>, local: IpAddr) -> [u8; LEN] {
     let mut grh = [0; LEN];
     let body = UDP_LEN + datagram.bytes.len();
-    match (datagram.src, local) {
+    match (datagram.src, datagram.destination(local)) {
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             grh[0] = 0x60;
             grh[4..6].copy_from_slice(&u16::try_from(body).unwrap_or(u16::MAX).to_be_bytes());
@@ -69,6 +69,7 @@ mod tests {
         of(
             &RxDatagram {
                 arrival: crate::links::Arrival::Wire,
+                group: None,
                 src,
                 src_port: 0xc000,
                 bytes: &bytes,

@@ -221,6 +221,7 @@ impl Engine {
             let Inbound { src, src_port, ip_id, packet, mad, message } = &inbound;
             let datagram = RxDatagram {
                 arrival: Arrival::Wire,
+                group: None,
                 src: *src,
                 src_port: *src_port,
                 ip_id: *ip_id,

@@ -14,6 +14,7 @@ pub(crate) mod gsi;
 pub(crate) mod host;
 pub(crate) mod memory_windows;
 pub(crate) mod mixed;
+pub(crate) mod multicast;
 pub(crate) mod numbers;
 pub(crate) mod once;
 pub(crate) mod overflows;
@@ -44,7 +45,7 @@ use std::time::Duration;
 
 use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::{Header, Malformed, Marker, Qpn, Service};
+use nobounce_protocol::wire::{Header, Malformed, Marker, Parsed, Qpn, Service};
 
 use crate::links::OpenError;
 use crate::links::{Arrival, IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
@@ -52,6 +53,7 @@ use crate::soft::counters;
 use crate::soft::engine::gsi::Gsi;
 use crate::soft::engine::host::{PacketHost, ReceiveSource};
 use crate::soft::engine::memory_windows::Windows;
+use crate::soft::engine::multicast::Groups;
 use crate::soft::engine::overflows::Overflows;
 use crate::soft::engine::packet::put_marker;
 use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, SameHost, Scheduler};
@@ -149,6 +151,7 @@ pub(crate) struct Core {
     pub(crate) account: Account,
     pub(crate) overflow: OverflowCursor,
     pub(crate) presences: Presences,
+    pub(crate) groups: Groups,
 }
 
 impl Engine {
@@ -181,6 +184,7 @@ impl Engine {
             account: Account::default(),
             overflow: OverflowCursor { known: overflows.count(), shared: overflows },
             presences: Presences::new(keep_alive),
+            groups: Groups::new(),
         };
         let caller = CallerWait { spin: AdaptiveSpin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
         Self { link, core, keeper: None, waker, caller }
@@ -432,14 +436,25 @@ impl Core {
             return;
         }
         let header = &parsed.header;
-        let index = header.dest_qpn.get() & 0xffff;
-        let ours = header.dest_qpn.get() >> 16 == u32::from(self.slot);
         // Admit receives that were posted before the peer sent this message.
         if !header.opcode.is_response() {
             self.take_submissions(|| now);
         }
-        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| ours)
-        else {
+        if let Some(&group) = datagram.group {
+            return self.handle_multicast(now, group, datagram, parsed);
+        }
+        if header.dest_qpn.get() >> 16 != u32::from(self.slot) {
+            return self.handle_stray(datagram, parsed);
+        }
+        self.deliver(now, header.dest_qpn.get() & 0xffff, datagram, parsed);
+    }
+
+    /// Lets the queue pair with that index handle a packet.
+    // Always inlined: it is most of the work for each packet.
+    #[inline(always)]
+    fn deliver(&mut self, now: Nanos, index: u32, datagram: &RxDatagram<'_>, parsed: &Parsed) {
+        let header = &parsed.header;
+        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
             return self.handle_stray(datagram, parsed);
         };
         if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {

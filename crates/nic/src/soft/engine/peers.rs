@@ -45,15 +45,16 @@ impl Core {
     /// Whether the ICRC is correct.
     pub(crate) fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let policy = self.account.peers.policy(datagram.src);
-        let RxDatagram { src, src_port, bytes, .. } = *datagram;
-        let place = self.icrc_writers.find((src_port, src), bytes.len(), || Flow {
-            src,
-            dst: self.local,
-            src_port,
-            dst_port: ROCE_PORT,
-        });
-        let Some(icrc_writer) = self.icrc_writers.get(place) else { return false };
-        match icrc_writer.verify(policy.guess(datagram.ip_id), datagram.bytes) {
+        let RxDatagram { src, src_port, bytes, ip_id, group, .. } = *datagram;
+        let flow = |dst| Flow { src, dst, src_port, dst_port: ROCE_PORT };
+        let checked = if let Some(&group) = group {
+            flow(group).verify(policy.guess(ip_id), bytes)
+        } else {
+            let place = self.icrc_writers.find((src_port, src), bytes.len(), || flow(self.local));
+            let Some(icrc_writer) = self.icrc_writers.get(place) else { return false };
+            icrc_writer.verify(policy.guess(ip_id), bytes)
+        };
+        match checked {
             IcrcCheck::Bad => false,
             IcrcCheck::Valid { ip_id: None } => true,
             IcrcCheck::Valid { ip_id: Some(id) } => {

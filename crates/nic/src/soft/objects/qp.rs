@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use parking_lot::MutexGuard;
 
 use crate::links::now_ns;
 use crate::soft::engine::host::PostedReceive;
+use crate::soft::engine::multicast::GroupError;
 use crate::soft::engine::queue_pair::{QueuePair, XrcTarget};
 use crate::soft::engine::release::RELEASE_TIMEOUT;
 use crate::soft::engine::scatter::RequestBytes;
@@ -299,6 +301,29 @@ impl Qp {
         Ok(())
     }
 
+    /// Receives datagrams of a multicast group, too. Attached twice is attached once.
+    ///
+    /// # Errors
+    /// It is no datagram queue pair, the address is no group of this device's IP version, a limit
+    /// is reached, or the system refuses.
+    pub fn attach(&self, group: IpAddr) -> Result<(), GroupError> {
+        self.handle.lock().ok_or(GroupError::Forked)?.attach(self.qpn, group)
+    }
+
+    /// Receives no more datagrams of a multicast group.
+    ///
+    /// # Errors
+    /// It is not attached to it.
+    pub fn detach(&self, group: IpAddr) -> Result<(), GroupError> {
+        let detached = self.handle.lock().ok_or(GroupError::Forked)?.detach(self.qpn, group);
+        if detached { Ok(()) } else { Err(GroupError::NotAttached(group)) }
+    }
+
+    /// Whether it is attached to a multicast group.
+    pub fn is_attached(&self) -> bool {
+        self.handle.lock().is_some_and(|engine| engine.core.is_attached(self.qpn))
+    }
+
     /// Posts a send request and sends what may leave at once.
     ///
     /// # Errors
@@ -541,6 +566,7 @@ impl Drop for Qp {
         while let Some(mut engine) = self.handle.lock() {
             // The peer may wait for nothing but a delayed ACK.
             if engine.settle_debts(self.qpn) || begin.elapsed() > RELEASE_TIMEOUT {
+                engine.detach_from_all(self.qpn);
                 engine.core.remove(self.qpn);
                 return;
             }
