@@ -83,6 +83,30 @@ else
     tools/waive rdmacm-behaviour "tests/cm/behaviour.c cannot be compiled (apt-get install librdmacm-dev libibverbs-dev)" || failed=1
 fi
 
+# Multicast: our own program, and Debian's, one sender and two receivers.
+if cc -O1 -Wall -Wextra -o "$folder/multicast" tests/cm/multicast.c -lrdmacm -libverbs >"$folder/client" 2>&1; then
+    run "$folder/multicast" "$address" 239.77.0.1 >"$folder/client" 2>&1 || fail "tests/cm/multicast.c"
+    expect '^all right$' "$folder/client" "tests/cm/multicast.c"
+    passed=$((passed + 1))
+else
+    tools/waive rdmacm-multicast "tests/cm/multicast.c cannot be compiled (apt-get install librdmacm-dev libibverbs-dev)" || failed=1
+fi
+receivers=()
+for n in 1 2; do
+    run mckey -m 239.77.0.2 -b "$address" -C 10 -S 1000 >"$folder/receiver$n" 2>&1 &
+    receivers+=($!)
+done
+for ((look = 0; look < LOOKS; look++)); do
+    [ "$(awk '/^[0-9]+\t/ { name = $2 } /02004DEF/ && name == "lo" { print $2 }' /proc/net/igmp)" = 2 ] && break
+    sleep 0.05
+done
+run mckey -s -m 239.77.0.2 -b "$address" -C 10 -S 1000 >"$folder/client" 2>&1 || fail "mckey -s"
+for n in 1 2; do
+    wait "${receivers[n - 1]}" || fail "mckey, receiver $n"
+    expect 'data transfers complete' "$folder/receiver$n" "mckey, receiver $n"
+done
+passed=$((passed + 1))
+
 # A thousand connections one after the other, a tenth refused, all private data checked; then some on a bad network.
 if cc -O1 -Wall -Wextra -o "$folder/often" tests/cm/often.c -lrdmacm -libverbs >"$folder/client" 2>&1; then
     port=$(free_port)
@@ -120,6 +144,16 @@ else
     expect '^1m +20 +=20' "$folder/client" "fi_pingpong"
     expect 'in: [1-9].* MB' "$folder/client" "fi_pingpong: not over nb0"
     passed=$((passed + 1))
+fi
+
+# IPv6 multicast has no route on the loopback interface.
+if [ -x "$folder/multicast" ] && "${network[@]}" sh -c "$make_network" >/dev/null 2>&1; then
+    for group in ff0e::77:1 ff12::77:1; do
+        multicast="timeout --kill-after=5 $SECONDS_EACH '$nobounce' run --addr fd77::1 -- '$folder/multicast' fd77::1 $group"
+        "${network[@]}" bash -c "$make_network && ip addr add fd77::1/64 dev nb nodad && { $multicast >'$folder/client' 2>&1; }" || fail "multicast to $group"
+        expect '^all right$' "$folder/client" "multicast to $group"
+        passed=$((passed + 1))
+    done
 fi
 
 done_all

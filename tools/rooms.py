@@ -51,11 +51,11 @@ ROOMS = {
     "dropin/ibverbs": [
         ("border", {"device_log", "strings", "rates", "kernel", "sysfs", "unsupported"}),
         ("devices", {"live", "convert", "device_list", "system"}),
-        ("objects", {"ah", "attributes", "channel", "context", "cq", "cq_ex", "dm", "domain", "mr", "mw", "pd", "poll", "port", "post", "qp", "qp_ex", "srq", "xrc"}),
+        ("objects", {"ah", "attributes", "channel", "context", "cq", "cq_ex", "dm", "domain", "mr", "multicast", "mw", "pd", "poll", "port", "post", "qp", "qp_ex", "srq", "xrc"}),
         ("calls", {"async_event", "import", "qp_modify", "report"}), ("exports", {"export", "private"}),
     ],
     "dropin/rdmacm": [
-        ("border", {"address", "calls", "layout"}), ("devices", {"device", "channel"}), ("ids", {"id", "qp", "event"}),
+        ("border", {"address", "calls", "layout"}), ("devices", {"device", "channel"}), ("ids", {"id", "multicast", "qp", "event"}),
         ("calls", {"connect", "resolve", "endpoint"}),
     ],
 }

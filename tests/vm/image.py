@@ -17,14 +17,14 @@ KERNELS = {"oldest": None, "newest": "sid"}
 PACKAGES = ["ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "libucx0", "libfabric1", "libfabric-bin", "iproute2", "dash", "busybox-static"]
 COMMANDS = """dash ip rdma tc ibv_devices ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong ibv_asyncwatch
     ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_send_bw ib_send_lat ib_atomic_bw ib_atomic_lat
-    rping ucmatose udaddy udpong rdma_client rdma_server rdma_xclient rdma_xserver cmtime rstream riostream fi_pingpong busybox""".split()
+    rping ucmatose udaddy udpong rdma_client rdma_server rdma_xclient rdma_xserver cmtime mckey rstream riostream fi_pingpong busybox""".split()
 # Loaded by name: UCX by the programs that tests compile on the host, its transports by UCX.
 LIBRARIES = ["libucp.so.0", "ucx/libuct_ib.so.0", "ucx/libuct_rdmacm.so.0"]
 # In the order in which they are loaded; a name that this kernel has built in, or does not know, is no failure here.
 MODULES = """virtio_pci virtio_net crc32_generic crc32_pclmul crc32c_generic ib_uverbs ib_umad rdma_ucm rdma_rxe
     sch_prio sch_netem cls_u32 act_gact""".split()
 # Changed with whatever changes the content, so that an image from before is made anew.
-VERSION = "4"
+VERSION = "5"
 
 
 class Impossible(Exception):

@@ -219,7 +219,7 @@ class Machine:
         """Ends the commands under way on a side, politely: a server whose client has failed waits for ever."""
         if side == GUEST:
             self.guest("for tool in $(ls /opt) ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_send_bw ib_send_lat ib_atomic_bw ib_atomic_lat"
-                       " ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong rping ucmatose udaddy rdma_server fi_pingpong; do killall -q $tool; done; true", 10)
+                       " ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong rping ucmatose udaddy rdma_server mckey fi_pingpong; do killall -q $tool; done; true", 10)
         else:
             for process in list(self.children):
                 end(process)

@@ -69,6 +69,40 @@ def connections_more(bench):
     by_address(bench, "rping -s -a {server} -p {port} -V -C 10", "rping -c -a {server} -p {port} -V -C 10", family=6)
 
 
+def has_joined(machine, side):
+    """Whether a receiver of 239.77.0.3 is there: our socket's membership, the filter of the kernel's adapter."""
+    if side == HOST:
+        return "03004DEF" in open("/proc/self/net/igmp").read()
+    return "33:33:ef:4d:00:03" in machine.guest("ip maddr show", 10).output.lower()
+
+
+@case("multicast: mckey, a receiver on either side, and one on both")
+def multicast(bench):
+    machine, group = bench.machine, "239.77.0.3"
+    words = "mckey -m " + group + " -b {address} -S 1000 -C "
+    # The kernel looks for a route before it binds.
+    machine.guest("ip route add 224.0.0.0/4 dev eth0", 10)
+    # mckey does not wait for its requests, and the kernel drops those that it has not begun when their queue pair is destroyed: of the guest's
+    # ten, at least one arrives.
+    count = {HOST: " 10", GUEST: " 1"}
+    for sender, receivers in ((HOST, (GUEST,)), (GUEST, (HOST,)), (HOST, (GUEST, HOST))):
+        listening = {}
+        for side in receivers:
+            listening[side] = machine.begin(side, words.format(address=ADDRESS[4][side]) + count[sender], 60)
+            for _ in range(200):
+                if listening[side].ended() or has_joined(machine, side):
+                    break
+                time.sleep(0.1)
+        sent = machine.begin(sender, words.format(address=ADDRESS[4][sender]) + "10 -s", 60).wait()
+        if sent.code:
+            [machine.stop_side(side) for side in receivers]
+        for side, receiver in listening.items():
+            bench.runs += 1
+            heard = receiver.wait()
+            if sent.code or heard.code or "data transfers complete" not in heard.output:
+                bench.fail(f"multicast from the {sender} to the {side}", ("sender", sent), ("receiver", heard))
+
+
 @case("the connection manager when 10 % of our messages and 5 % of the kernel's are lost")
 def connections_lost(bench):
     bench.machine.disturb("loss 5%")

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use crate::{
     AllocDmAttr, Cq, CqEx, CqInitAttrEx, Device, DeviceAttr, DeviceAttrEx, Dm, Mr, MrInitAttr, Mw, MwBind,
-    ParentDomainInitAttr, Pd, PortAttr, Qp, QpInitAttrEx, QueryDeviceExInput, RecvWr, SendWr, Sge, Slot, Srq,
-    SrqInitAttrEx, Td, TdInitAttr, ValuesEx, Wc, Xrcd, XrcdInitAttr,
+    ParentDomainInitAttr, Pd, PortAttr, Qp, QpInitAttrEx, QpOpenAttr, QueryDeviceExInput, RecvWr, SendWr,
+    Sge, Slot, Srq, SrqInitAttrEx, Td, TdInitAttr, ValuesEx, Wc, Xrcd, XrcdInitAttr,
 };
 
 #[repr(C)]
@@ -102,7 +102,7 @@ pub struct VerbsContext {
     pub abi_placeholder2: Slot,
     pub ibv_create_flow: Slot,
     pub abi_placeholder1: Slot,
-    pub open_qp: Slot,
+    pub open_qp: Option<unsafe extern "C" fn(*mut Context, *mut QpOpenAttr) -> *mut Qp>,
     pub create_qp_ex: Option<unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp>,
     pub get_srq_num: Option<unsafe extern "C" fn(*mut Srq, *mut u32) -> c_int>,
     pub create_srq_ex: Option<unsafe extern "C" fn(*mut Context, *mut SrqInitAttrEx) -> *mut Srq>,

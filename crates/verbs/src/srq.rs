@@ -56,11 +56,26 @@ pub struct XrcdInitAttr {
     pub oflags: i32,
 }
 
+/// `struct ibv_qp_open_attr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct QpOpenAttr {
+    pub comp_mask: u32,
+    pub qp_num: u32,
+    pub xrcd: *mut Xrcd,
+    pub qp_context: *mut c_void,
+    pub qp_type: u32,
+}
+
 #[repr(C)]
 pub struct Xrcd {
     pub context: *mut Context,
 }
 
+pub const IBV_QP_OPEN_ATTR_NUM: u32 = 1;
+pub const IBV_QP_OPEN_ATTR_XRCD: u32 = 2;
+pub const IBV_QP_OPEN_ATTR_CONTEXT: u32 = 4;
+pub const IBV_QP_OPEN_ATTR_TYPE: u32 = 8;
 pub const IBV_XRCD_INIT_ATTR_FD: u32 = 1;
 pub const IBV_XRCD_INIT_ATTR_OFLAGS: u32 = 2;
 pub const IBV_SRQ_INIT_ATTR_TYPE: u32 = 1;

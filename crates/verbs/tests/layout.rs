@@ -197,6 +197,7 @@ fn memory_facts() -> Vec<Fact> {
         "ibv_td_init_attr" TdInitAttr { comp_mask }
         "ibv_td" Td { context }
         "ibv_xrcd" Xrcd { context }
+        "ibv_qp_open_attr" QpOpenAttr { comp_mask, qp_num, xrcd, qp_context, qp_type }
         "ibv_xrcd_init_attr" XrcdInitAttr { comp_mask, fd, oflags }
         "ibv_parent_domain_init_attr" ParentDomainInitAttr { pd, td, comp_mask, alloc, free, pd_context }
         "ibv_alloc_dm_attr" AllocDmAttr { length, log_align_req, comp_mask }

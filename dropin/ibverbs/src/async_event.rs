@@ -34,7 +34,7 @@ fn claim(context: &ContextObject) -> Option<verbs::AsyncEvent> {
     let objects = context.objects();
     let (element, event_type) = match event {
         AsyncEvent::Qp { qpn, event } => {
-            let qp = objects.qps.get(&qpn.get())?;
+            let qp = objects.qps.get(&qpn.get())?.first()?;
             qp.acks.delivered();
             (qp.raw().cast(), qp_event(event))
         }

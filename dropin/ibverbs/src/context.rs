@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use nobounce_nic::soft::{Config, Device};
@@ -35,9 +36,24 @@ pub(crate) struct ContextObject {
 /// Objects that events refer to, by the events' numbers.
 #[derive(Default)]
 pub(crate) struct Objects {
-    pub(crate) qps: HashMap<u32, &'static QpObject>,
+    /// A queue pair that was opened again has several objects, the oldest first.
+    pub(crate) qps: HashMap<u32, Vec<&'static QpObject>>,
     pub(crate) cqs: HashMap<u32, &'static CqObject>,
     pub(crate) srqs: HashMap<u32, &'static SrqObject>,
+}
+
+impl Objects {
+    /// Removes a queue pair object; `None` if it is not there.
+    pub(crate) fn remove_qp(&mut self, qp: &QpObject) -> Option<()> {
+        let qpn = qp.soft.qpn().get();
+        let all = self.qps.get_mut(&qpn)?;
+        let at = all.iter().position(|other| ptr::eq(*other, qp))?;
+        all.remove(at);
+        if all.is_empty() {
+            self.qps.remove(&qpn);
+        }
+        Some(())
+    }
 }
 
 impl Object for ContextObject {
@@ -68,7 +84,7 @@ impl ContextObject {
         objects: Arc<Mutex<Objects>>,
         command: OwnedFd,
     ) -> Self {
-        let raw = std::ptr::from_ref(device).cast_mut().cast();
+        let raw = ptr::from_ref(device).cast_mut().cast();
         let verbs = UnsafeCell::new(table(raw, &soft, command.as_raw_fd()));
         Self { verbs, soft, device, users: Users::default(), ahs: Users::default(), objects, command }
     }
@@ -138,6 +154,7 @@ fn table(device: *mut verbs::Device, soft: &Device, command: RawFd) -> verbs::Ve
     table.dealloc_td = Some(domain::dealloc_td);
     table.alloc_parent_domain = Some(domain::alloc_parent_domain);
     table.open_xrcd = Some(xrc::open_xrcd);
+    table.open_qp = Some(xrc::open_qp);
     table.close_xrcd = Some(xrc::close_xrcd);
     table.query_rt_values = Some(attributes::query_rt_values);
     table.create_srq_ex = Some(srq::create_srq_ex);

@@ -6,8 +6,8 @@
 use std::ffi::CStr;
 
 use crate::{
-    ah, async_event, attributes, channel, context, cq, device_list, dm, import, kernel, mr, pd, port, qp,
-    qp_ex, qp_modify, rates, report, srq, strings, sysfs, system, unsupported,
+    ah, async_event, attributes, channel, context, cq, device_list, dm, import, kernel, mr, multicast, pd,
+    port, qp, qp_ex, qp_modify, rates, report, srq, strings, sysfs, system, unsupported,
 };
 
 /// `$name@@$node` is `$function`. One that is `about` an object is the system's, if the object, its
@@ -92,7 +92,7 @@ export!("IBVERBS_1.1":
     @ibv_ack_async_event = async_event::ack_async_event,
     about @ibv_ack_cq_events = channel::ack_cq_events,
     about @ibv_alloc_pd = pd::alloc_pd,
-    about @ibv_attach_mcast = unsupported::code,
+    about @ibv_attach_mcast = multicast::attach_mcast,
     about @ibv_close_device = context::close_device,
     @ibv_copy_ah_attr_from_kern = kernel::copy_ah_attr,
     about @ibv_create_ah = ah::create_ah,
@@ -106,7 +106,7 @@ export!("IBVERBS_1.1":
     about @ibv_destroy_cq = cq::destroy_cq,
     about @ibv_destroy_qp = qp::destroy_qp,
     about @ibv_destroy_srq = srq::destroy_srq,
-    about @ibv_detach_mcast = unsupported::code,
+    about @ibv_detach_mcast = multicast::detach_mcast,
     @ibv_dofork_range = system::dofork_range,
     @ibv_dontfork_range = system::dontfork_range,
     @ibv_event_type_str = strings::event_type_str,

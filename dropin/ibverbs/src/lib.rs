@@ -21,6 +21,7 @@ mod import;
 mod kernel;
 mod live;
 mod mr;
+mod multicast;
 mod mw;
 mod pd;
 mod poll;

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use nobounce_nic::soft;
 use nobounce_nic::soft::{CreateQpError, QpInit};
@@ -25,7 +25,7 @@ use crate::xrc::XrcdObject;
 pub(crate) struct QpObject {
     /// Every queue pair has room for the extended interface: programs cast one into the other.
     raw: UnsafeCell<verbs::QpEx>,
-    pub(crate) soft: soft::Qp,
+    pub(crate) soft: Arc<soft::Qp>,
     pub(crate) context: &'static ContextObject,
     /// As requested.
     pub(crate) init: verbs::QpInitAttr,
@@ -91,7 +91,7 @@ pub(crate) fn create(pd: *mut verbs::Pd, init: &verbs::QpInitAttr) -> Result<&'s
     let soft = ours.soft.create_qp_with(&init_soft).map_err(|error| refused(&error))?;
     let mut uses = vec![ours.users.join(), send_cq.users.join(), recv_cq.users.join()];
     uses.extend(srq.map(|srq| srq.users.join()));
-    Ok(publish(context, pd, init, soft, uses))
+    Ok(publish(context, pd, init, Arc::new(soft), uses))
 }
 
 /// Creates the receiving end of an XRC connection, and registers it for events.
@@ -101,7 +101,16 @@ pub(crate) fn create_target(
 ) -> Result<&'static QpObject, Errno> {
     xrcd.context.alive()?;
     let soft = xrcd.soft.create_target().map_err(|error| refused(&error))?;
-    Ok(publish(xrcd.context, ptr::null_mut(), init, soft, vec![xrcd.users.join()]))
+    Ok(publish_target(xrcd, init, Arc::new(soft)))
+}
+
+/// Makes the receiving end of an XRC connection known to the program.
+pub(crate) fn publish_target(
+    xrcd: &'static XrcdObject,
+    init: &verbs::QpInitAttr,
+    soft: Arc<soft::Qp>,
+) -> &'static QpObject {
+    publish(xrcd.context, ptr::null_mut(), init, soft, vec![xrcd.users.join()])
 }
 
 fn refused(error: &CreateQpError) -> Errno {
@@ -121,7 +130,7 @@ fn publish(
     context: &'static ContextObject,
     pd: *mut verbs::Pd,
     init: &verbs::QpInitAttr,
-    soft: soft::Qp,
+    soft: Arc<soft::Qp>,
     uses: Vec<Use>,
 ) -> &'static QpObject {
     // SAFETY: numbers, pointers, optional function pointers, and a mutex and a condition, for all
@@ -151,7 +160,7 @@ fn publish(
     .publish();
     // SAFETY: just made.
     let qp = unsafe { QpObject::trust(qp) };
-    context.objects().qps.insert(qpn, qp);
+    context.objects().qps.entry(qpn).or_default().push(qp);
     qp
 }
 
@@ -175,8 +184,11 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut verbs::Qp) -> c_int {
         if ours.context.soft.is_forked() {
             return Ok(());
         }
+        if ours.soft.is_attached() {
+            return Err(Errno::EBUSY);
+        }
         // Another thread that destroys it too finds it gone here.
-        ours.context.objects().qps.remove(&ours.soft.qpn().get()).ok_or(Errno::EINVAL)?;
+        ours.context.objects().remove_qp(ours).ok_or(Errno::EINVAL)?;
         ours.acks.wait();
         QpObject::retract(qp).map(drop)
     })

@@ -11,6 +11,7 @@ use crate::context::ContextObject;
 use crate::convert::file_of;
 use crate::entry::{self, Errno};
 use crate::live::{self, Kind, Object, Use, Users};
+use crate::qp::{self, QpObject};
 
 /// The file that names a domain.
 type FileName = (libc::dev_t, libc::ino_t);
@@ -58,6 +59,35 @@ pub(crate) unsafe extern "C" fn open_xrcd(
         let raw = UnsafeCell::new(verbs::Xrcd { context: context.raw() });
         let (users, of_context) = (Users::default(), context.users.join());
         Ok(XrcdObject { raw, soft, context, file, users, _context: of_context }.publish())
+    })
+}
+
+/// `ibv_open_qp`, by the table: a further object for the receiving end of a connection. Events go
+/// to the oldest one.
+pub(crate) unsafe extern "C" fn open_qp(
+    context: *mut verbs::Context,
+    attr: *mut verbs::QpOpenAttr,
+) -> *mut verbs::Qp {
+    entry::pointer(|| {
+        ContextObject::find(context)?.alive()?;
+        // SAFETY: the caller passes a valid structure.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
+        let needed =
+            verbs::IBV_QP_OPEN_ATTR_NUM | verbs::IBV_QP_OPEN_ATTR_XRCD | verbs::IBV_QP_OPEN_ATTR_TYPE;
+        if attr.comp_mask & !(needed | verbs::IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.comp_mask & needed != needed || attr.qp_type != verbs::IBV_QPT_XRC_RECV {
+            return Err(Errno::EINVAL);
+        }
+        let xrcd = XrcdObject::find(attr.xrcd)?;
+        let same = |qp: &QpObject| {
+            let is_it = qp.soft.qpn().get() == attr.qp_num && qp.soft.is_target_of(&xrcd.soft);
+            is_it.then(|| (qp.soft.clone(), qp.init))
+        };
+        let (soft, init) = live::each(same).into_iter().flatten().next().ok_or(Errno::EINVAL)?;
+        let init = verbs::QpInitAttr { qp_context: attr.qp_context, ..init };
+        Ok(qp::publish_target(xrcd, &init, soft).raw())
     })
 }
 

@@ -49,6 +49,8 @@ calls! {
     destroy_srq: fn(*mut verbs::Srq) -> c_int = c"ibv_destroy_srq";
     create_qp: fn(*mut verbs::Pd, *mut verbs::QpInitAttr) -> *mut verbs::Qp = c"ibv_create_qp";
     destroy_qp: fn(*mut verbs::Qp) -> c_int = c"ibv_destroy_qp";
+    attach_mcast: fn(*mut verbs::Qp, *const verbs::Gid, u16) -> c_int = c"ibv_attach_mcast";
+    detach_mcast: fn(*mut verbs::Qp, *const verbs::Gid, u16) -> c_int = c"ibv_detach_mcast";
     modify_qp: fn(*mut verbs::Qp, *mut verbs::QpAttr, c_int) -> c_int = c"ibv_modify_qp";
 }
 

@@ -160,11 +160,19 @@ pub(crate) fn device_towards(to: IpAddr) -> Result<&'static Device, Errno> {
     let source = UdpSocket::bind(any).and_then(|socket| {
         socket.connect((to, ROCE_PORT))?;
         socket.local_addr()
-    })?;
-    if let Ok(found) = device_at(source.ip()) {
-        return Ok(found);
+    });
+    match source {
+        Ok(source) => {
+            if let Ok(found) = device_at(source.ip()) {
+                return Ok(found);
+            }
+        }
+        // Every device can send to a group, with or without a route.
+        Err(_) if to.is_multicast() => {}
+        Err(error) => return Err(error.into()),
     }
-    let alike = |addr: IpAddr| addr.is_ipv4() == to.is_ipv4() && addr.is_loopback() == to.is_loopback();
+    let same_scope = |addr: IpAddr| to.is_multicast() || addr.is_loopback() == to.is_loopback();
+    let alike = |addr: IpAddr| addr.is_ipv4() == to.is_ipv4() && same_scope(addr);
     devices(alike)?.first().copied().ok_or_else(|| {
         log::warn(|| format!("librdmacm: no device has a route to {to} (NOBOUNCE_ADDR)"));
         Errno(libc::ENODEV)

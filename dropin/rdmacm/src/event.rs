@@ -14,9 +14,10 @@ use crate::entry::{self, Errno};
 use crate::id::Id;
 use crate::layout::{
     CmEvent, CmId, ConnParam, EVENT_CONNECT_ERROR, EVENT_CONNECT_REQUEST, EVENT_CONNECT_RESPONSE,
-    EVENT_DISCONNECTED, EVENT_ESTABLISHED, EVENT_REJECTED, EVENT_TIMEWAIT_EXIT, EVENT_UNREACHABLE,
-    EventChannel, Param, UdParam,
+    EVENT_DISCONNECTED, EVENT_ESTABLISHED, EVENT_MULTICAST_ERROR, EVENT_MULTICAST_JOIN, EVENT_REJECTED,
+    EVENT_TIMEWAIT_EXIT, EVENT_UNREACHABLE, EventChannel, Param, UdParam,
 };
+use crate::multicast;
 use crate::qp;
 
 /// The path MTU does not fit our interface; the standard's number.
@@ -39,13 +40,15 @@ struct Draft {
     status: c_int,
     param: Param,
     private: Vec<u8>,
+    /// The program's pointer, in place of private data.
+    context: *const c_void,
 }
 
 impl Draft {
     fn new(id: Arc<Id>, kind: u32, status: c_int) -> Self {
         // SAFETY: pointers and numbers, for which zeroes are valid.
         let param = unsafe { std::mem::zeroed() };
-        Self { id, listener: None, kind, status, param, private: Vec::new() }
+        Self { id, listener: None, kind, status, param, private: Vec::new(), context: ptr::null() }
     }
 
     fn conn(mut self, conn: ConnParam, private: Vec<u8>) -> Self {
@@ -61,8 +64,8 @@ impl Draft {
     }
 
     fn give(self) -> *mut CmEvent {
-        let Self { id, listener, kind, status, mut param, private } = self;
-        let data = if private.is_empty() { ptr::null() } else { private.as_ptr().cast::<c_void>() };
+        let Self { id, listener, kind, status, mut param, private, context } = self;
+        let data = if private.is_empty() { context } else { private.as_ptr().cast::<c_void>() };
         let len = u8::try_from(private.len()).unwrap_or(u8::MAX);
         // Both kinds of parameters begin with the private data.
         param.conn.private_data = data;
@@ -89,6 +92,7 @@ fn no_conn() -> ConnParam {
 fn draft(notice: CmNotice) -> Result<Option<Draft>, Errno> {
     let CmNotice { tag, told } = notice;
     let (local, event) = match told {
+        Told::Own { kind: EVENT_MULTICAST_JOIN, status: number } => return Ok(multicast_join(tag, number)),
         Told::Own { kind, status } => return Ok(Id::find_tag(tag).map(|id| Draft::new(id, kind, status))),
         Told::Event { local, event } => (local, event),
     };
@@ -119,6 +123,18 @@ fn draft(notice: CmNotice) -> Result<Option<Draft>, Errno> {
         Event::TimewaitExit { .. } => Draft::new(id, EVENT_TIMEWAIT_EXIT, 0),
         Event::Request { .. } | Event::SidrRequest { .. } => return Ok(None),
     }))
+}
+
+/// A multicast group was joined, if the program has not left it meanwhile.
+fn multicast_join(tag: u64, number: c_int) -> Option<Draft> {
+    let id = Id::find_tag(tag)?;
+    let (joined, ud, attached) = multicast::joined(&id, number)?;
+    let (kind, status) = match attached {
+        Ok(()) => (EVENT_MULTICAST_JOIN, 0),
+        Err(Errno(errno)) => (EVENT_MULTICAST_ERROR, -errno),
+    };
+    let draft = Draft::new(id, kind, status).ud(ud, Vec::new());
+    Some(Draft { context: joined.context(), ..draft })
 }
 
 /// A connection request: the new identifier for the program, and the listener that it came to.

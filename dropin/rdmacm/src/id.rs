@@ -17,6 +17,7 @@ use crate::calls::calls;
 use crate::device::{self, Device};
 use crate::entry::{self, Errno};
 use crate::layout::{CmId, EventChannel, PS_IB, PS_IPOIB, PS_TCP, PS_UDP};
+use crate::multicast::Join;
 use crate::{address, channel, event, log};
 
 /// Ephemeral ports: the system's usual range.
@@ -62,6 +63,8 @@ pub(crate) struct State {
     pub(crate) endpoint: Option<(*mut verbs::Pd, verbs::QpInitAttr)>,
     /// Default private data of `rdma_connect`.
     pub(crate) connect_data: Vec<u8>,
+    /// Multicast groups.
+    pub(crate) joins: Vec<Join>,
 }
 
 /// Negotiated parameters.
@@ -158,6 +161,7 @@ impl Id {
                 failed: false,
                 endpoint: None,
                 connect_data: Vec::new(),
+                joins: Vec::new(),
             }),
             unacknowledged: Mutex::new(0),
             acknowledged: Condvar::new(),

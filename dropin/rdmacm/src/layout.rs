@@ -14,6 +14,8 @@ pub(crate) const EVENT_UNREACHABLE: u32 = 7;
 pub(crate) const EVENT_REJECTED: u32 = 8;
 pub(crate) const EVENT_ESTABLISHED: u32 = 9;
 pub(crate) const EVENT_DISCONNECTED: u32 = 10;
+pub(crate) const EVENT_MULTICAST_JOIN: u32 = 12;
+pub(crate) const EVENT_MULTICAST_ERROR: u32 = 13;
 pub(crate) const EVENT_TIMEWAIT_EXIT: u32 = 15;
 
 pub(crate) const PS_IPOIB: u32 = 0x0002;
@@ -158,6 +160,20 @@ pub(crate) struct CmEvent {
 }
 
 const _: () = assert!(size_of::<CmEvent>() == 80 && offset_of!(CmEvent, param) == 24);
+
+pub(crate) const JOIN_ATTR_ADDRESS: u32 = 1;
+pub(crate) const JOIN_ATTR_FLAGS: u32 = 2;
+pub(crate) const JOIN_FULL_MEMBER: u32 = 0;
+pub(crate) const JOIN_SEND_ONLY: u32 = 1;
+
+/// `struct rdma_cm_join_mc_attr_ex`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct JoinAttr {
+    pub(crate) comp_mask: u32,
+    pub(crate) join_flags: u32,
+    pub(crate) addr: *mut libc::sockaddr,
+}
 
 /// `struct rdma_addrinfo`.
 #[repr(C)]

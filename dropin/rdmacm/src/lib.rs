@@ -13,6 +13,7 @@ mod endpoint;
 mod event;
 mod id;
 mod layout;
+mod multicast;
 mod qp;
 mod resolve;
 #[cfg(test)]
@@ -30,13 +31,14 @@ use event::{rdma_ack_cm_event, rdma_event_str, rdma_get_cm_event, rdma_get_reque
 use id::{
     rdma_create_id, rdma_destroy_id, rdma_destroy_qp, rdma_get_dst_port, rdma_get_src_port, rdma_migrate_id,
 };
+use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
 use qp::{
     rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_srq,
     rdma_init_qp_attr,
 };
 use resolve::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route, rdma_set_option};
 
-// Not offered: multicast, ECE, sockets over RDMA.
+// Not offered: ECE, sockets over RDMA.
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 
 /// A program that has run out of memory gets an error from us, not an abort.

@@ -47,6 +47,24 @@ int main(void) {
                                         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND};
     struct ibv_qp *sender = ibv_create_qp_ex(context, &init);
     CHECK(sender);
+    /* Opened again by its number, in its domain only; the queue pair lives until the last object is destroyed. */
+    int context_of_program;
+    struct ibv_qp_open_attr open = {.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE | IBV_QP_OPEN_ATTR_CONTEXT,
+                                    .qp_num = target->qp_num, .xrcd = same, .qp_context = &context_of_program, .qp_type = IBV_QPT_XRC_RECV};
+    struct ibv_qp *created = target, *opened = ibv_open_qp(context, &open);
+    CHECK(opened && opened != target && opened->qp_num == target->qp_num && opened->qp_context == &context_of_program);
+    struct ibv_xrcd *other = open_domain(-1, O_CREAT);
+    open.xrcd = other;
+    CHECK(!ibv_open_qp(context, &open) && errno == EINVAL && !ibv_close_xrcd(other));
+    open.xrcd = same;
+    open.qp_num = sender->qp_num;
+    CHECK(!ibv_open_qp(context, &open) && errno == EINVAL);
+    open.comp_mask = IBV_QP_OPEN_ATTR_NUM;
+    CHECK(!ibv_open_qp(context, &open) && errno == EINVAL);
+    open.comp_mask = 16;
+    CHECK(!ibv_open_qp(context, &open) && errno == EOPNOTSUPP);
+    CHECK(!ibv_destroy_qp(created) && ibv_destroy_qp(created) == EINVAL && ibv_close_xrcd(same) == EBUSY);
+    target = opened;
     connect_one(target, 1, a.gid, sender->qp_num);
     connect_one(sender, 0, b.gid, target->qp_num);
 

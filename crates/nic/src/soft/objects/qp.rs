@@ -73,7 +73,7 @@ pub struct Qp {
     work_queues: Arc<WorkQueues>,
     _taken: CountGuard,
     _pd: Option<Arc<PdUse>>,
-    _xrc: Option<Arc<()>>,
+    xrc_use: Option<Arc<()>>,
     /// Its use of its completion queues.
     _uses: Vec<CqUse>,
 }
@@ -155,7 +155,7 @@ impl Qp {
             work_queues,
             _taken: taken,
             _pd: Some(pd.in_use()),
-            _xrc: None,
+            xrc_use: None,
             _uses: uses,
         })
     }
@@ -201,7 +201,7 @@ impl Qp {
             work_queues,
             _taken: taken,
             _pd: None,
-            _xrc: Some(domain.in_use()),
+            xrc_use: Some(domain.in_use()),
             _uses: Vec::new(),
         })
     }
@@ -214,6 +214,11 @@ impl Qp {
     /// Its number.
     pub fn qpn(&self) -> Qpn {
         self.qpn
+    }
+
+    /// Whether it is the receiving end of a connection in that domain.
+    pub fn is_target_of(&self, domain: &XrcDomain) -> bool {
+        self.xrc_use.as_ref().is_some_and(|xrc| Arc::ptr_eq(xrc, &domain.in_use()))
     }
 
     /// Its limits.
