@@ -22,6 +22,7 @@ pub const IBV_DEVICE_CURR_QP_STATE_MOD: u32 = 1 << 7;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: u32 = 1 << 12;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: u32 = 1 << 11;
 pub const IBV_DEVICE_MEM_WINDOW: u32 = 1 << 17;
+pub const IBV_DEVICE_SRQ_RESIZE: u32 = 1 << 13;
 pub const IBV_DEVICE_XRC: u32 = 1 << 20;
 pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 /// Of `device_cap_flags_ex`.

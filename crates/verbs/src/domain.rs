@@ -64,3 +64,5 @@ pub const IBV_ODP_SUPPORT_WRITE: u32 = 1 << 2;
 pub const IBV_ODP_SUPPORT_READ: u32 = 1 << 3;
 pub const IBV_ODP_SUPPORT_ATOMIC: u32 = 1 << 4;
 pub const IBV_ODP_SUPPORT_SRQ_RECV: u32 = 1 << 5;
+pub const IBV_ODP_SUPPORT_FLUSH: u32 = 1 << 6;
+pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: u32 = 1 << 7;

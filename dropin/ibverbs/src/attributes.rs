@@ -36,6 +36,7 @@ fn attributes(context: &ContextObject) -> verbs::DeviceAttr {
             | verbs::IBV_DEVICE_SYS_IMAGE_GUID
             | verbs::IBV_DEVICE_MEM_WINDOW
             | verbs::IBV_DEVICE_XRC
+            | verbs::IBV_DEVICE_SRQ_RESIZE
             | verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         max_sge: int(limits.max_sges),
         max_sge_rd: int(limits.max_sges),
@@ -91,7 +92,11 @@ fn on_demand() -> verbs::OdpCaps {
     let datagrams =
         verbs::IBV_ODP_SUPPORT_SEND | verbs::IBV_ODP_SUPPORT_RECV | verbs::IBV_ODP_SUPPORT_SRQ_RECV;
     let uc = datagrams | verbs::IBV_ODP_SUPPORT_WRITE;
-    let rc = uc | verbs::IBV_ODP_SUPPORT_READ | verbs::IBV_ODP_SUPPORT_ATOMIC;
+    let rc = uc
+        | verbs::IBV_ODP_SUPPORT_READ
+        | verbs::IBV_ODP_SUPPORT_ATOMIC
+        | verbs::IBV_ODP_SUPPORT_FLUSH
+        | verbs::IBV_ODP_SUPPORT_ATOMIC_WRITE;
     verbs::OdpCaps {
         general_caps: verbs::IBV_ODP_SUPPORT | verbs::IBV_ODP_SUPPORT_IMPLICIT,
         per_transport_caps: [rc, uc, datagrams],

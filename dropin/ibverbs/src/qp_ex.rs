@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use nobounce_nic::soft::{Datagram, LocalWork, Remote};
 use nobounce_nic::work::{Operation, QpLimits, SendRequest, Sge};
+use nobounce_protocol::wire::Feth;
 use nobounce_verbs as verbs;
 
 use crate::convert::post_errno;
@@ -300,12 +301,15 @@ unsafe extern "C" fn wr_atomic_write(qp: *mut verbs::QpEx, rkey: u32, addr: u64,
 }
 
 unsafe extern "C" fn wr_flush(qp: *mut verbs::QpEx, rkey: u32, addr: u64, len: usize, kind: u8, level: u8) {
-    let known = kind == verbs::IBV_FLUSH_GLOBAL && level <= verbs::IBV_FLUSH_MR;
+    let known = matches!(kind, 1..=Feth::ALL) && level <= verbs::IBV_FLUSH_MR;
     // SAFETY: as above.
     unsafe {
         match u32::try_from(len).ok().filter(|_| known) {
             Some(len) => {
-                begin(qp, Operation::Flush { remote: Remote { addr, rkey }, len, selectivity: level });
+                begin(
+                    qp,
+                    Operation::Flush { remote: Remote { addr, rkey }, len, feth: Feth::new(kind, level) },
+                );
             }
             None => with(qp, |batch| batch.mistaken(Errno::EINVAL)),
         }

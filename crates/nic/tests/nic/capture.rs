@@ -12,7 +12,7 @@ use nobounce_nic::soft::{Config, Mtu, Remote, Status};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 use nobounce_protocol::pcap::Reader;
 use nobounce_protocol::wire::icrc::IcrcCheck;
-use nobounce_protocol::wire::{Header, Marker, Opcode};
+use nobounce_protocol::wire::{Feth, Header, Marker, Opcode};
 
 const MTU: Mtu = Mtu::Mtu256;
 /// Offset of fetched values, apart from the bytes that are sent. Otherwise a payload could by
@@ -34,7 +34,11 @@ fn say_everything(a: &End, b: &End) {
         a.post(Operation::CompareSwap { remote: b.remote(8), compare: 1, swap: 2 }, FETCHED, 8);
         a.post(Operation::FetchAdd { remote: b.remote(8), add: 3 }, FETCHED, 8);
         a.post(Operation::AtomicWrite(b.remote(8)), 0, 8);
-        a.post(Operation::Flush { remote: b.remote(0), len, selectivity: 0 }, 0, 0);
+        a.post(
+            Operation::Flush { remote: b.remote(0), len, feth: Feth::new(Feth::GLOBAL, Feth::RANGE) },
+            0,
+            0,
+        );
         a.succeed(9);
         b.succeed(3);
     }

@@ -6,6 +6,7 @@ use crate::common::{End, config, pair_with, pattern, patterns};
 use nobounce_nic::links::fault::FaultConfig;
 use nobounce_nic::soft::{Config, Mtu, QpState, Status};
 use nobounce_nic::work::Operation;
+use nobounce_protocol::wire::Feth;
 
 const LEN: usize = 1 << 20;
 
@@ -73,7 +74,7 @@ fn exchange(a: &End, b: &End, round: u8) {
         a.post(Operation::FetchAdd { remote: counter, add: 3 }, LEN as u64 - 300_000 + i * 8, 8);
     }
     let word_at = LEN as u64 - 208_000;
-    a.post(Operation::Flush { remote: b.remote(0), len, selectivity: round % 2 }, 0, 0);
+    a.post(Operation::Flush { remote: b.remote(0), len, feth: Feth::new(Feth::GLOBAL, round % 2) }, 0, 0);
     a.post(Operation::AtomicWrite(b.remote(word_at)), 8, 8);
     a.succeed(22);
     let got = b.completions(2);

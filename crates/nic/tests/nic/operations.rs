@@ -4,6 +4,7 @@
 use crate::common::{End, MIB, pair, pattern};
 use nobounce_nic::soft::{Mtu, Status, WorkKind};
 use nobounce_nic::work::Operation;
+use nobounce_protocol::wire::Feth;
 
 fn ok(end: &End) {
     for completion in end.completions(1) {
@@ -86,7 +87,15 @@ fn atomic_writes_and_flushes_complete_in_order() {
     a.fill(4);
     for selectivity in [0, 1] {
         a.post(Operation::Write(b.remote(4096)), 0, 9000);
-        a.post(Operation::Flush { remote: b.remote(4096), len: 9000, selectivity }, 0, 0);
+        a.post(
+            Operation::Flush {
+                remote: b.remote(4096),
+                len: 9000,
+                feth: Feth::new(Feth::GLOBAL, selectivity),
+            },
+            0,
+            0,
+        );
         a.post(Operation::AtomicWrite(b.remote(64)), 16, 8);
         let done = a.completions(3);
         let kinds: Vec<_> = done.iter().map(|c| (c.kind, c.status)).collect();

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::attr::{Access, IpOptions};
 use super::completion::{Status, WorkKind};
 use super::state::Service;
-use crate::wire::{Opcode, Qpn};
+use crate::wire::{Feth, Opcode, Qpn};
 
 /// The longest message.
 pub const MAX_MESSAGE: u32 = 1 << 31;
@@ -80,7 +80,8 @@ pub enum Operation {
     Flush {
         remote: Remote,
         len: u32,
-        selectivity: u8,
+        /// Placement type and selectivity level.
+        feth: Feth,
     },
     Local(LocalWork),
 }

@@ -686,10 +686,13 @@ fn take_atomic_write(
 
 fn take_flush(header: &Header, params: &Params, host: &mut dyn Host) -> Result<(), NakCause> {
     let (feth, reth) = (header.feth, header.reth);
-    // Memory here is not persistent.
-    let is_known = feth.placement() == Feth::GLOBAL && feth.selectivity() <= Feth::REGION;
+    let is_known = matches!(feth.placement(), 1..=Feth::ALL) && feth.selectivity() <= Feth::REGION;
     if !params.access.contains(Access::FLUSH_GLOBAL) || !is_known {
         return Err(Nak::InvalidRequest.into());
+    }
+    // Memory here is not persistent: no region has that right.
+    if feth.placement() & Feth::PERSISTENT != 0 {
+        return Err(Nak::RemoteAccess.into());
     }
     let range = (feth.selectivity() == Feth::RANGE).then_some((reth.addr, u64::from(reth.len)));
     Ok(host.flush(reth.rkey, range)?)

@@ -3,7 +3,7 @@
 use super::completion::{Completion, Status};
 use super::request::{Operation, SendRequest};
 use super::{Params, Payload, Transmit};
-use crate::wire::{AtomicEth, Feth, Header, Psn, Qpn, Reth};
+use crate::wire::{AtomicEth, Header, Psn, Qpn, Reth};
 
 /// What a packet costs a socket buffer besides its payload.
 const PACKET_OVERHEAD: u64 = 512;
@@ -104,8 +104,8 @@ impl Wqe {
                 let (serial, len) = (self.serial, self.request.len);
                 return Transmit { header, payload: Payload::Request { serial, offset: 0, len, rest: 0 } };
             }
-            Operation::Flush { remote, len, selectivity } => {
-                header.feth = Feth::new(Feth::GLOBAL, selectivity);
+            Operation::Flush { remote, len, feth } => {
+                header.feth = feth;
                 header.reth = Reth { addr: remote.addr, rkey: remote.rkey, len };
             }
             _ => {}

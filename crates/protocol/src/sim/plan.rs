@@ -15,6 +15,7 @@
 use super::{A, B, Conditions, Endpoint, Region, Setup, Sim};
 use crate::qp::{Access, Completion, Mtu, Operation, QpState, Remote, SendRequest, Status, WorkKind};
 use crate::timing::MICROSECOND;
+use crate::wire::Feth;
 
 const AREA: u64 = 24 << 10;
 const OUT: u64 = 0;
@@ -224,8 +225,8 @@ impl PlanRun {
             OpKind::FetchAdd => (Operation::FetchAdd { remote: there(word), add: value }, result),
             OpKind::AtomicWrite => (Operation::AtomicWrite(there(word)), OUT + place),
             OpKind::Flush => {
-                let selectivity = u8::try_from(at % 2).unwrap_or(0);
-                (Operation::Flush { remote: there(IN + place), len: u32::from(len), selectivity }, OUT)
+                let feth = Feth::new(Feth::GLOBAL, u8::try_from(at % 2).unwrap_or(0));
+                (Operation::Flush { remote: there(IN + place), len: u32::from(len), feth }, OUT)
             }
             OpKind::Bad => (Operation::Write(Remote { addr: 8, rkey: 0xbad }), OUT),
         };

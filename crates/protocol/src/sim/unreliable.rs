@@ -14,6 +14,7 @@ use super::plan::{Op, OpKind, Plan};
 use super::{A, B, Endpoint, Memory, Setup, Sim};
 use crate::qp::{Completion, GRH_LEN, Operation, PostError, QpState, SendRequest, Service, Status, WorkKind};
 use crate::timing::MICROSECOND;
+use crate::wire::Feth;
 
 const SLOT: u64 = 1536;
 const SLOTS: usize = 16;
@@ -146,7 +147,7 @@ impl UnreliableRun {
             OpKind::CompareSwap => Operation::CompareSwap { remote, compare: 0, swap: 1 },
             OpKind::FetchAdd => Operation::FetchAdd { remote, add: 1 },
             OpKind::AtomicWrite => Operation::AtomicWrite(remote),
-            OpKind::Flush => Operation::Flush { remote, len: 8, selectivity: 0 },
+            OpKind::Flush => Operation::Flush { remote, len: 8, feth: Feth::new(Feth::GLOBAL, Feth::RANGE) },
         };
         let len = if op.moves_word() { 8 } else { len };
         let local = OUT + at % (AREA - u64::from(MAX_LEN));

@@ -24,6 +24,10 @@ pub struct Feth(u8);
 impl Feth {
     /// Placement type: visible to all who can access the memory.
     pub const GLOBAL: u8 = 1;
+    /// Placement type: kept when the power fails.
+    pub const PERSISTENT: u8 = 2;
+    /// All placement types.
+    pub const ALL: u8 = Self::GLOBAL | Self::PERSISTENT;
     /// Selectivity level: the range alone.
     pub const RANGE: u8 = 0;
     /// Selectivity level: the whole region.

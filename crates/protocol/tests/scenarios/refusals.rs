@@ -198,7 +198,10 @@ fn a_flush_or_atomic_write_that_cannot_be_done_is_refused() {
     assert_eq!(said(Opcode::AtomicWrite, 8, Access::REMOTE_ATOMIC, |_| {}), Some(1));
     assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.len = 100), None);
     assert_eq!(said(Opcode::Flush, 0, all, |h| (h.reth.addr, h.feth) = (0, Feth::new(1, 1))), None);
-    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth = Feth::new(2, 0)), Some(1), "persistence");
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth = Feth::new(2, 0)), Some(2), "persistence");
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth = Feth::new(3, 0)), Some(2), "persistence, too");
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth = Feth::new(0, 0)), Some(1));
+    assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth = Feth::new(4, 0)), Some(1));
     assert_eq!(said(Opcode::Flush, 0, all, |h| h.feth = Feth::new(1, 2)), Some(1));
     assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.rkey ^= 1), Some(2));
     assert_eq!(said(Opcode::Flush, 0, all, |h| h.reth.len = u32::MAX), Some(2));
