@@ -3,6 +3,9 @@
 
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
+use nobounce::nic::soft::LinkChoice;
+
 use super::case::{Kind, Memory, Op, Wait};
 use crate::size::Sizes;
 
@@ -55,7 +58,7 @@ pub(crate) struct BenchArgs {
     /// Link between two processes of this machine: udp, or auto or shm (shared memory where
     /// available); with two (udp,shm), the second runs the headline cases only [default:
     /// NOBOUNCE_LINK, or auto plus write of 8 B and 1 MiB over udp]
-    #[arg(long, value_name = "LINK", value_delimiter = ',', value_parser = ["udp", "shm", "auto"], hide_possible_values = true, help_heading = "Where")]
+    #[arg(long, value_name = "LINK", value_delimiter = ',', value_parser = PossibleValuesParser::new(LinkChoice::names()), hide_possible_values = true, help_heading = "Where")]
     pub(crate) link: Vec<String>,
 
     /// Maximum number of engine threads per device, 1 to 8 [default: NOBOUNCE_ENGINES, or by the

@@ -3,6 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
+use nobounce::nic::soft::LinkChoice;
+
 const EXAMPLES: &str = "\
 Examples:
   nobounce run -- ibv_devinfo -v
@@ -33,7 +36,7 @@ pub(crate) struct RunArgs {
 
     /// Link: udp, or shm or auto (shared memory to processes of this machine, UDP to others)
     /// [default: NOBOUNCE_LINK, or auto]
-    #[arg(long, value_name = "LINK", value_parser = ["udp", "shm", "auto"])]
+    #[arg(long, value_name = "LINK", value_parser = PossibleValuesParser::new(LinkChoice::names()))]
     pub(crate) link: Option<String>,
 
     /// Maximum number of engine threads per device, 1 to 8 [default: NOBOUNCE_ENGINES, or by the

@@ -5,6 +5,7 @@
 mod forward;
 
 mod batch;
+mod choice;
 mod epoll;
 pub mod fault;
 #[doc(hidden)]
@@ -29,6 +30,7 @@ mod unix;
 mod wire_packets;
 
 pub use batch::{MAX_PACKET, TxBatch};
+pub use choice::{LinkChoice, UnknownLink};
 pub(crate) use icrc_writers::IcrcWriters;
 pub use open_error::{Holder, OpenError};
 pub use packet_writer::{PacketDestination, PacketShape, PacketSpace, PayloadSource};

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::interfaces;
 use crate::links::fault::{FaultConfig, ParseFaultError};
 use crate::links::udp::LocalPorts;
+use crate::links::{LinkChoice, UnknownLink};
 use crate::process::cpu::allowed_cpus;
 
 /// How to open a device. [`Config::from_env`] reads the environment.
@@ -35,30 +36,6 @@ pub struct Config {
     /// How often peers that are reached by UDP are asked whether they live; one that answered
     /// before and is silent for three intervals is dead. `None`: never.
     pub keep_alive: Option<Duration>,
-}
-
-/// The link that packets take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LinkChoice {
-    /// UDP, for every peer.
-    Udp,
-    /// Shared memory to same-host peers. UDP to other hosts, and where the kernel or a container
-    /// forbids shared memory (see [`Device::fallbacks`](crate::soft::Device::fallbacks)).
-    #[default]
-    Auto,
-}
-
-impl FromStr for LinkChoice {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        match text {
-            "udp" => Ok(Self::Udp),
-            // No setup works with shared memory alone, so both mean the same.
-            "auto" | "shm" => Ok(Self::Auto),
-            _ => Err(ConfigError::Link(text.to_owned())),
-        }
-    }
 }
 
 impl Default for Config {
@@ -148,8 +125,8 @@ pub enum ConfigError {
     )]
     Addr(String),
     /// NOBOUNCE_LINK.
-    #[error("invalid link {0:?}: expected udp, shm or auto (NOBOUNCE_LINK or --link)")]
-    Link(String),
+    #[error(transparent)]
+    Link(#[from] UnknownLink),
     /// NOBOUNCE_ENGINES.
     #[error("invalid number of engines {0:?}: expected 1 to {MAX_ENGINES} (NOBOUNCE_ENGINES or --engines)")]
     Engines(String),

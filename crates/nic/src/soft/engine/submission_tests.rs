@@ -7,8 +7,8 @@ use nobounce_memory::HostBuffer;
 use nobounce_protocol::qp::{Mtu, PostError};
 use nobounce_protocol::wire::Psn;
 
+use crate::links::LinkChoice;
 use crate::links::now_ns;
-use crate::soft::config::LinkChoice;
 use crate::soft::engine::Engine;
 use crate::soft::{
     Access, Config, Cq, Device, Mr, Pd, Progress, Qp, QpAttr, QpInit, QpState, Remote, Service, Srq,

@@ -17,11 +17,10 @@ use nobounce_protocol::timing::Nanos;
 
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink, Recorder};
-use crate::links::shm::ShmLink;
-use crate::links::udp::{UdpConfig, UdpLink};
+use crate::links::udp::UdpConfig;
 use crate::links::{Link, now_ns};
 use crate::process::eventfd::EventFd;
-use crate::soft::config::{Config, LinkChoice};
+use crate::soft::config::Config;
 use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::{Engine, Joint};
 use crate::soft::error::CreateQpError;
@@ -48,10 +47,7 @@ impl LinkMaker {
         let Self { config, recorder } = self;
         let Config { addr, gso, gro, local_ports, .. } = *config;
         let udp = UdpConfig { addr, gso, gro, local_ports, ..UdpConfig::default() };
-        let mut link: Box<dyn Link> = Box::new(UdpLink::prepare(&udp)?);
-        if config.link == LinkChoice::Auto {
-            link = Box::new(ShmLink::new(link)?);
-        }
+        let mut link = config.link.open(&udp)?;
         // The capture wraps the faults: it shows intended sends, and actual receives.
         if let Some(mut fault) = config.fault {
             // Each has its own seed; otherwise all would drop the same packets.
