@@ -8,7 +8,7 @@ use nobounce_nic::soft::Mtu;
 use crate::common::pair;
 use crate::occupied::Occupier;
 use crate::rig::{Kind, Rig, Way};
-use crate::traffic::Plan;
+use crate::traffic::{Plan, Times};
 
 const SIZES: [usize; 8] = [1, 64, 4096, 4097, 65_536, 262_145, 1 << 20, 3 << 20];
 /// Time limit of everything: seconds less than the kernel spins.
@@ -17,39 +17,56 @@ const LIMIT: Duration = Duration::from_secs(5);
 #[test]
 fn traffic_goes_on() {
     let Some(rig) = Rig::new("spinning::traffic_goes_on") else { return };
-    goes_on(&rig, 11, &[(Kind::Buffer, Way::Direct), (Kind::Malloc, Way::Direct)]);
+    let mut occupier = Occupier::new(&rig);
+    for (n, kind) in [Kind::Buffer, Kind::Malloc].into_iter().enumerate() {
+        let (times, waited) =
+            beside_a_kernel(&rig, &mut occupier, &format!("127.85.11.{}", n + 1), (kind, Way::Direct));
+        assert!(!waited && times.total < LIMIT, "{kind:?}: {times}");
+    }
 }
 
-/// Memory without a window needs copies, which must not share a hardware queue with the kernel.
+/// Memory without a window needs copies. On an H200 the driver lets them wait for such a kernel in
+/// a fifth of all runs, with 8 hardware queues and with 32. They are made when it ends.
 #[test]
-fn staged_traffic_goes_on_with_queues_to_spare() {
-    // SAFETY: every test has a process of its own, and CUDA is not initialised yet.
-    unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
-    let Some(rig) = Rig::new("spinning::staged_traffic_goes_on_with_queues_to_spare") else { return };
-    goes_on(
-        &rig,
-        13,
-        &[(Kind::Pool, Way::Direct), (Kind::Malloc, Way::Staged), (Kind::Buffer, Way::WindowOff)],
-    );
+fn staged_traffic_waits_for_the_kernel_at_most() {
+    let Some(rig) = Rig::new("spinning::staged_traffic_waits_for_the_kernel_at_most") else { return };
+    let mut occupier = Occupier::new(&rig);
+    let cases = [(Kind::Pool, Way::Direct), (Kind::Malloc, Way::Staged), (Kind::Buffer, Way::WindowOff)];
+    for (n, case) in cases.into_iter().enumerate() {
+        beside_a_kernel(&rig, &mut occupier, &format!("127.85.13.{}", n + 1), case);
+    }
 }
 
-fn goes_on(rig: &Rig, net: u8, cases: &[(Kind, Way)]) {
-    let mut occupier = Occupier::new(rig);
-    for (n, &(kind, way)) in cases.iter().enumerate() {
-        let (a, b) = pair(&format!("127.85.{net}.{}", n + 1), 4096, Mtu::Mtu4096);
-        let plan = Plan::new(rig, kind, &SIZES);
-        plan.fill(rig);
-        let regions = plan.register(&a, &b, way);
-        let idle = plan.run(&a, &b, &regions);
-        plan.fill(rig);
-        let occupied = occupier.start();
-        let times = plan.run(&a, &b, &regions);
+/// Traffic while a kernel spins, for [`LIMIT`] at most: its times, and whether it waited for the
+/// kernel's end. The bytes are right in either case.
+fn beside_a_kernel(
+    rig: &Rig,
+    occupier: &mut Occupier,
+    addr: &str,
+    (kind, way): (Kind, Way),
+) -> (Times, bool) {
+    let (a, b) = pair(addr, 4096, Mtu::Mtu4096);
+    let plan = Plan::new(rig, kind, &SIZES);
+    plan.fill(rig);
+    let regions = plan.register(&a, &b, way);
+    let idle = plan.run(&a, &b, &regions);
+    plan.fill(rig);
+    let occupied = occupier.start();
+    let (times, waited) = std::thread::scope(|scope| {
+        let traffic = scope.spawn(|| plan.run(&a, &b, &regions));
+        let begin = Instant::now();
+        while !traffic.is_finished() && begin.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let waited = !traffic.is_finished();
         occupied.still();
         drop(occupied);
-        plan.check(rig, &format!("{kind:?}, {way:?}, under a spinning kernel"));
-        println!("figure: spinning kernel, {kind:?}, {way:?}: {times}; idle GPU: {idle}");
-        assert!(times.total < LIMIT, "{times}");
-    }
+        (traffic.join().unwrap(), waited)
+    });
+    plan.check(rig, &format!("{kind:?}, {way:?}, under a spinning kernel"));
+    let waited_for = if waited { "; WAITED FOR THE KERNEL" } else { "" };
+    println!("figure: spinning kernel, {kind:?}, {way:?}: {times}{waited_for}; idle GPU: {idle}");
+    (times, waited)
 }
 
 /// The first registration of the process proves the recipe, calibrates, and allocates chunks: also

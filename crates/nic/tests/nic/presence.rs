@@ -51,15 +51,17 @@ fn a_survivor_that_only_receives_learns_of_the_end() {
 /// A device at the same address and slot is not the one that was connected.
 #[test]
 fn a_peer_that_was_started_anew_is_another_one() {
-    let (a, b) = pair_with(&silent("127.58.1.1"), &asking("127.58.1.2"), LEN, Mtu::Mtu1024);
+    // Each device has one slot, so that the new one gets that of the old one.
+    let single = |config| Config { engines: Some(1), ..config };
+    let (a, b) = pair_with(&single(silent("127.58.1.1")), &single(asking("127.58.1.2")), LEN, Mtu::Mtu1024);
     check_write(&a, &b, 1, LEN);
     poll_for(&[&a, &b], 4 * INTERVAL);
     let slot = a.qps[0].qpn().get() >> 16;
     drop(a);
     // It asks us about the same peer at once, and answers for itself.
-    let mut again = End::open(&silent("127.58.1.1"), LEN);
+    let mut again = End::open(&single(silent("127.58.1.1")), LEN);
     assert_eq!(again.add_qp(QpLimits::default()).qpn().get() >> 16, slot);
-    let mut other = End::open(&silent("127.58.1.2"), LEN);
+    let mut other = End::open(&single(silent("127.58.1.2")), LEN);
     other.add_qp(QpLimits::default());
     connect(&again, 0, &other, 0, Mtu::Mtu1024);
     until("the old connection to end", || {
