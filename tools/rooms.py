@@ -44,7 +44,7 @@ ROOMS = {
         ("more calls", {"host", "ipc", "kernel", "pointer"}),
     ],
     "crates/cli": [("words", {"log", "size"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("run", {"run"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
-    "dropin/common": [("log", {"log"}), ("border", {"entry", "endings", "reserve"})],
+    "dropin/common": [("log", {"log"}), ("border", {"entry", "endings", "notice", "reserve"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/paths": [("view", {"view", "original"}), ("calls", {"calls"})],
     # Verbs objects hold each other by pointers that C programs follow in every direction.

@@ -19,10 +19,10 @@ static struct rdma_event_channel *channel;
 
 static struct rdma_cm_event *next_on(struct rdma_event_channel *from, enum rdma_cm_event_type expected)
 {
-    struct pollfd ready = {.fd = from->fd, .events = POLLIN};
+    struct pollfd ready = {.fd = from->fd, .events = POLLIN | POLLOUT}; /* never writable */
     struct rdma_cm_event *event;
 
-    if (poll(&ready, 1, 20000) != 1) {
+    if (poll(&ready, 1, 20000) != 1 || ready.revents != POLLIN) {
         fprintf(stderr, "no event; %s was expected\n", rdma_event_str(expected));
         exit(1);
     }

@@ -3,4 +3,5 @@
 pub mod endings;
 pub mod entry;
 pub mod log;
+pub mod notice;
 pub mod reserve;

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use nobounce_dropin::notice::NoticeFds;
 use nobounce_nic::soft::AsyncEvent;
 use nobounce_protocol::qp::QpEvent;
 use nobounce_verbs as verbs;
@@ -59,12 +60,12 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
     context: *mut verbs::Context,
     event: *mut verbs::AsyncEvent,
 ) -> c_int {
-    let fd = || {
+    let fds = || {
         let context = ContextObject::find(context)?;
         context.alive()?;
-        Ok(context.soft.event_fd())
+        Ok(NoticeFds { polled: context.soft.event_fd(), counter: context.soft.event_counter_fd() })
     };
-    wait_for(fd, || {
+    wait_for(fds, || {
         let Some(found) = claim(ContextObject::find(context)?) else { return Ok(false) };
         // SAFETY: the caller passes a valid place.
         unsafe { *event = found };

@@ -4,6 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 
+use nobounce_dropin::notice::NoticeFds;
 use nobounce_nic::soft;
 use nobounce_verbs as verbs;
 
@@ -63,29 +64,19 @@ fn claim(channel: &ChannelObject) -> Option<&'static CqObject> {
     Some(cq)
 }
 
-unsafe extern "C-unwind" {
-    fn read(fd: c_int, to: *mut c_void, length: usize) -> isize;
-}
-
-/// Reads one notice from a descriptor. O_NONBLOCK and SA_RESTART, as the program has set them,
-/// decide whether it waits and resumes after a signal. False, and errno, when there was none. The
-/// thread may be cancelled in here, which unwinds it: neither this function nor its callers may own
-/// anything.
-pub(crate) fn read_notice(fd: c_int) -> bool {
-    let mut notice = 0_u64;
-    // SAFETY: eight bytes that can be written.
-    unsafe { read(fd, (&raw mut notice).cast(), 8) == 8 }
-}
-
-/// Waits for events until `take` accepts one: 0, or -1 and errno. `fd` is the descriptor to wait
-/// on.
+/// Waits for events until `take` accepts one: 0, or -1 and errno. The thread may be cancelled in
+/// here: see [`NoticeFds::take`].
 pub(crate) fn wait_for(
-    fd: impl Fn() -> Result<c_int, Errno>,
+    fds: impl Fn() -> Result<NoticeFds, Errno>,
     take: impl Fn() -> Result<bool, Errno>,
 ) -> c_int {
     loop {
-        let fd = entry::minus_one(&fd);
-        if fd < 0 || !read_notice(fd) {
+        let mut found = None;
+        let failed = entry::minus_one(|| {
+            found = Some(fds()?);
+            Ok(0)
+        });
+        if failed != 0 || !found.is_some_and(NoticeFds::take) {
             return -1;
         }
         match entry::minus_one(|| Ok(take()?.into())) {
@@ -102,12 +93,12 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     cq: *mut *mut verbs::Cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    let fd = || {
+    let fds = || {
         let channel = ChannelObject::find(channel)?;
         channel.context.alive()?;
-        Ok(channel.soft.as_raw_fd())
+        Ok(NoticeFds { polled: channel.soft.as_raw_fd(), counter: channel.soft.counter_fd() })
     };
-    wait_for(fd, || {
+    wait_for(fds, || {
         let Some(found) = claim(ChannelObject::find(channel)?) else { return Ok(false) };
         // SAFETY: the caller passes valid places.
         unsafe {

@@ -1,9 +1,10 @@
 //! Event channels.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::{c_int, c_ulong, c_void};
+use std::ffi::{c_int, c_ulong};
 use std::sync::{Mutex, PoisonError};
 
+use nobounce_dropin::notice::NoticeFds;
 use nobounce_nic::soft::CmChannel;
 
 use crate::entry::{self, Errno};
@@ -83,24 +84,18 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut EventCh
 }
 
 unsafe extern "C-unwind" {
-    fn read(fd: c_int, to: *mut c_void, length: usize) -> isize;
     fn poll(fds: *mut libc::pollfd, count: c_ulong, timeout: c_int) -> c_int;
 }
 
-/// Reads one notice from a descriptor. O_NONBLOCK and SA_RESTART, as the program has set them,
-/// decide whether it waits and resumes after a signal. False, and errno, when there was none. The
-/// thread may be cancelled in here, which unwinds it: neither this function nor its callers may own
-/// anything.
-pub(crate) fn read_notice(fd: c_int) -> bool {
-    let mut notice = 0_u64;
-    // SAFETY: eight bytes that can be written.
-    unsafe { read(fd, (&raw mut notice).cast(), 8) == 8 }
+/// The descriptors of a channel.
+pub(crate) fn fds(channel: &CmChannel) -> NoticeFds {
+    NoticeFds { polled: channel.fd(), counter: channel.counter_fd() }
 }
 
 /// Blocks a thread that requests events of a destroyed channel. Programs destroy a channel under
 /// the thread that waits for its events (rping does, just before it leaves `main`). The kernel
 /// keeps such a thread waiting. A thread that returns a moment too late would get an error, and
-/// rping exits by that. So both wait. The thread may be cancelled in here, as in [`read_notice`].
+/// rping exits by that. So both wait. The thread may be cancelled in here, as in [`NoticeFds::take`].
 /// Errno stays as it was.
 pub(crate) fn linger_if_ended(raw: *mut EventChannel) {
     // SAFETY: the thread's own errno, and no descriptors.

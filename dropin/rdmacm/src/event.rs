@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::Arc;
 
+use nobounce_dropin::notice::NoticeFds;
 use nobounce_nic::soft::{CmNotice, Told};
 use nobounce_protocol::cm::{CommId, Event, Rep, Req, SidrRep, SidrReq, ip, reason, sidr_status};
 
-use crate::channel::{self, linger_if_ended, read_notice};
+use crate::channel::{self, linger_if_ended};
 use crate::device;
 use crate::entry::{self, Errno};
 use crate::id::Id;
@@ -310,8 +311,12 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     event: *mut *mut CmEvent,
 ) -> c_int {
     loop {
-        let fd = entry::minus_one(|| Ok(channel::find(channel)?.fd()));
-        if fd < 0 || !read_notice(fd) {
+        let mut fds = None;
+        let failed = entry::minus_one(|| {
+            fds = Some(channel::fds(&channel::find(channel)?));
+            Ok(0)
+        });
+        if failed != 0 || !fds.is_some_and(NoticeFds::take) {
             linger_if_ended(channel);
             return -1;
         }
@@ -378,7 +383,8 @@ pub(crate) fn complete(id: &Id) -> Result<(), Errno> {
 /// Waits for the next event of a channel.
 pub(crate) fn wait(channel: *mut EventChannel) -> Result<*mut CmEvent, Errno> {
     loop {
-        if !read_notice(channel::find(channel)?.fd()) {
+        let fds = channel::fds(&channel::find(channel)?);
+        if !fds.take() {
             return Err(std::io::Error::last_os_error().into());
         }
         if let Some(event) = take(channel)? {

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
-use super::epoll::Epoll;
 use super::unix::{self, Accepted, Listener};
+use crate::process::epoll::Epoll;
 use crate::process::fork::NotInherited;
 
 /// Maximum open connections: more than an address has slots.

@@ -6,7 +6,6 @@ mod forward;
 
 mod batch;
 mod choice;
-mod epoll;
 pub mod fault;
 #[doc(hidden)]
 pub mod fuzzing;

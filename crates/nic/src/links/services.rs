@@ -4,8 +4,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-use super::epoll::Epoll;
 use super::slot::ServiceName;
+use crate::process::epoll::Epoll;
 
 /// Service names, and one descriptor that is readable on a handover to any of them.
 ///
@@ -47,6 +47,11 @@ impl Services {
     /// Makes that descriptor readable with another one, until it is closed.
     pub(super) fn watch(&self, fd: RawFd) -> io::Result<()> {
         self.set.add(fd)
+    }
+
+    /// It is readable with that one no more.
+    pub(super) fn unwatch(&self, fd: RawFd) {
+        self.set.remove(fd);
     }
 
     /// The descriptor that becomes readable.

@@ -30,7 +30,6 @@ use nobounce_memory::{Source, shared_file};
 
 use self::fallbacks::Fallbacks;
 use super::batch::MAX_PACKET;
-use super::epoll::Epoll;
 use super::rings::{PeerRing, rendezvous, ring};
 use super::unix::{self, Accepted, Listener};
 use super::wire_packets::SLOT_BYTE;
@@ -38,6 +37,7 @@ use super::{Arrival, Capabilities, Departed, Doorbells, Link, OpenError, RxDatag
 use crate::links::rings::exports::ExportedFiles;
 use crate::links::rings::rendezvous::{Came, RingHello};
 use crate::links::rings::ring::{Label, RingError, RingMemory, RingPacket, RingReader};
+use crate::process::epoll::Epoll;
 use crate::process::fork::NotInherited;
 
 /// Bytes copied out of the ring before they are parsed: more than the longest headers.

@@ -1,6 +1,7 @@
 //! This process: its forks, its CPUs, its event descriptors.
 
 pub(crate) mod cpu;
+pub(crate) mod epoll;
 pub(crate) mod eventfd;
 pub(crate) mod fork;
 pub(crate) mod private_file;

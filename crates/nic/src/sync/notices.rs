@@ -1,9 +1,10 @@
-//! A queue of notices with a descriptor that counts them.
+//! A queue of notices with a descriptor to poll.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
+use crate::process::epoll::Epoll;
 use crate::process::eventfd::EventFd;
 use crate::process::fork;
 use crate::sync::{Mutex, PoisonError};
@@ -11,12 +12,15 @@ use crate::sync::{Mutex, PoisonError};
 /// A FIFO of notices with a semaphore eventfd that counts them: each read stands for one notice.
 ///
 /// A caller either takes a notice ([`next`](Self::next)), which never blocks. Or it reads 8 bytes
-/// from the descriptor itself, which blocks unless `O_NONBLOCK` is set, and then claims its notice
-/// ([`claim`](Self::claim)). The claim finds nothing if the notice was forgotten meanwhile: the
-/// caller then reads again.
+/// from the counter itself, which blocks, and then claims its notice ([`claim`](Self::claim)). The
+/// claim finds nothing if the notice was forgotten meanwhile: the caller then reads again.
+///
+/// Programs poll another descriptor, an epoll set with the counter: an eventfd is always writable,
+/// and event loops that ask for errors or room would spin on it.
 #[derive(Debug)]
 pub(crate) struct Notices<T> {
-    pub(crate) fd: EventFd,
+    pub(crate) counter: EventFd,
+    polled: Epoll,
     queue: Mutex<Queue<T>>,
     generation: u64,
 }
@@ -31,15 +35,18 @@ struct Queue<T> {
 
 impl<T> Queue<T> {
     /// A notice was removed without a claim.
-    fn take_back(&mut self, fd: &EventFd) {
-        self.overtaken += usize::from(!fd.take());
+    fn take_back(&mut self, counter: &EventFd) {
+        self.overtaken += usize::from(!counter.take());
     }
 }
 
 impl<T> Notices<T> {
     pub(crate) fn new() -> io::Result<Self> {
+        let (counter, polled) = (EventFd::counting()?, Epoll::new()?);
+        polled.add(counter.as_raw_fd())?;
         Ok(Self {
-            fd: EventFd::counting()?,
+            counter,
+            polled,
             queue: Mutex::new(Queue { notices: VecDeque::new(), overtaken: 0 }),
             generation: fork::generation(),
         })
@@ -58,7 +65,7 @@ impl<T> Notices<T> {
             if queue.notices.len() >= max {
                 queue.notices.pop_front();
             } else {
-                self.fd.raise();
+                self.counter.raise();
             }
             queue.notices.push_back(notice);
         });
@@ -69,7 +76,7 @@ impl<T> Notices<T> {
         self.with(|queue| {
             let notice = queue.notices.pop_front();
             if notice.is_some() {
-                queue.take_back(&self.fd);
+                queue.take_back(&self.counter);
             }
             notice
         })?
@@ -96,13 +103,20 @@ impl<T> Notices<T> {
         self.with(|queue| {
             let before = queue.notices.len();
             queue.notices.retain(|notice| !of(notice));
-            (queue.notices.len()..before).for_each(|_| queue.take_back(&self.fd));
+            (queue.notices.len()..before).for_each(|_| queue.take_back(&self.counter));
         });
+    }
+}
+
+impl<T> Notices<T> {
+    /// The descriptor that callers read before they claim.
+    pub(crate) fn counter_fd(&self) -> RawFd {
+        self.counter.as_raw_fd()
     }
 }
 
 impl<T> AsRawFd for Notices<T> {
     fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.polled.fd()
     }
 }

@@ -1,7 +1,6 @@
 //! Notices and the kernel's own counter; `tests/loom.rs` has the same file with a counter of its
 //! own.
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sync::notices::Notices;
@@ -13,7 +12,7 @@ const LAST: u32 = 3;
 fn read_blocking(notices: &Notices<u32>) {
     let mut count = [0_u8; 8];
     // SAFETY: 8 writable bytes.
-    assert_eq!(unsafe { libc::read(notices.as_raw_fd(), count.as_mut_ptr().cast(), 8) }, 8);
+    assert_eq!(unsafe { libc::read(notices.counter_fd(), count.as_mut_ptr().cast(), 8) }, 8);
 }
 
 #[test]
@@ -46,7 +45,7 @@ fn readers_that_block_get_every_notice_that_is_not_forgotten() {
         (0..READERS).for_each(|_| notices.push(LAST, usize::MAX));
     });
     assert_eq!(kept.into_inner(), ROUNDS);
-    assert!(!notices.take_all() && !notices.fd.is_raised(), "nothing is left, and nothing is announced");
+    assert!(!notices.take_all() && !notices.counter.is_raised(), "nothing is left, and nothing is announced");
 }
 
 #[test]
@@ -55,5 +54,5 @@ fn the_oldest_makes_room() {
     (0..5).for_each(|notice| notices.push(notice, 3));
     let all: Vec<u32> = std::iter::from_fn(|| notices.next()).collect();
     assert_eq!(all, [2, 3, 4]);
-    assert!(!notices.fd.is_raised());
+    assert!(!notices.counter.is_raised());
 }

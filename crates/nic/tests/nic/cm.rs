@@ -58,7 +58,7 @@ impl Side {
             }
             let mut eight = [0_u8; 8];
             // SAFETY: eight bytes that can be written.
-            assert_eq!(unsafe { libc::read(self.channel.fd(), eight.as_mut_ptr().cast(), 8) }, 8);
+            assert_eq!(unsafe { libc::read(self.channel.counter_fd(), eight.as_mut_ptr().cast(), 8) }, 8);
             if let Some(notice) = self.channel.claim()
                 && let Told::Event { event, .. } = notice.told
                 && !matches!(event, Event::TimewaitExit { .. })

@@ -14,9 +14,9 @@ const MAX_COMPLETION_EVENTS: usize = 1 << 16;
 /// queues may share one.
 ///
 /// There are two methods to take events; do not mix them on one channel. [`next`](Self::next),
-/// [`take`](Self::take) and [`wait`](Self::wait) never block in a read. A program that reads the
-/// descriptor itself (8 bytes for each event, blocking unless it sets `O_NONBLOCK`) then calls
-/// [`claim`](Self::claim).
+/// [`take`](Self::take) and [`wait`](Self::wait) never block in a read. A program that reads
+/// [`counter_fd`](Self::counter_fd) itself (8 bytes for each event, blocking) then calls
+/// [`claim`](Self::claim). The descriptor of the channel can be polled, not read.
 #[derive(Clone, Debug)]
 pub struct Channel {
     notices: Arc<Notices<u32>>,
@@ -41,10 +41,15 @@ impl Channel {
         self.notices.next()
     }
 
-    /// As [`next`](Self::next), for a caller that has just read 8 bytes from the descriptor. `None`
-    /// if the completion queue was destroyed meanwhile: then read again.
+    /// As [`next`](Self::next), for a caller that has just read 8 bytes from
+    /// [`counter_fd`](Self::counter_fd). `None` if the completion queue was destroyed meanwhile: then read again.
     pub fn claim(&self) -> Option<u32> {
         self.notices.claim()
+    }
+
+    /// The descriptor that counts the events.
+    pub fn counter_fd(&self) -> RawFd {
+        self.notices.counter_fd()
     }
 
     /// Takes all pending events; returns whether there were any. Never blocks: poll the descriptor
@@ -56,7 +61,7 @@ impl Channel {
     /// Waits for an event, at most `timeout`. Takes all pending events; returns whether there were
     /// any.
     pub fn wait(&self, timeout: std::time::Duration) -> bool {
-        self.notices.fd.wait(i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX));
+        self.notices.counter.wait(i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX));
         self.take()
     }
 }

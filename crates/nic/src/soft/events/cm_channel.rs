@@ -42,14 +42,19 @@ impl CmChannel {
         Ok(Self(Arc::new(Notices::new()?)))
     }
 
-    /// The next notice, for a caller that has just read 8 bytes from [`fd`](Self::fd). `None` if it
-    /// was dropped meanwhile: then read again.
+    /// The next notice, for a caller that has just read 8 bytes from
+    /// [`counter_fd`](Self::counter_fd). `None` if it was dropped meanwhile: then read again.
     pub fn claim(&self) -> Option<CmNotice> {
         self.0.claim()
     }
 
-    /// A descriptor that is readable while there are notices. Each read of 8 bytes stands for one
-    /// notice. It blocks while there are none, unless `O_NONBLOCK` is set.
+    /// The descriptor that counts the notices: each read of 8 bytes stands for one. It blocks while
+    /// there are none.
+    pub fn counter_fd(&self) -> RawFd {
+        self.0.counter_fd()
+    }
+
+    /// A descriptor to poll: readable while there are notices.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }

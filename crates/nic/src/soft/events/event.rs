@@ -56,6 +56,10 @@ impl Events {
         self.0.forget(of);
     }
 
+    pub(crate) fn counter_fd(&self) -> RawFd {
+        self.0.counter_fd()
+    }
+
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }

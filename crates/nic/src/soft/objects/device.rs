@@ -211,14 +211,19 @@ impl Device {
     }
 
     /// As [`next_event`](Self::next_event), for a caller that has just read 8 bytes from
-    /// [`event_fd`](Self::event_fd). `None` if the event's object was destroyed meanwhile: then
+    /// [`event_counter_fd`](Self::event_counter_fd). `None` if the event's object was destroyed meanwhile: then
     /// read again.
     pub fn claim_event(&self) -> Option<AsyncEvent> {
         self.shared.events.claim()
     }
 
-    /// A descriptor that is readable while there are asynchronous events. Each read of 8 bytes
-    /// stands for one event. It blocks while there are none, unless `O_NONBLOCK` is set.
+    /// The descriptor that counts asynchronous events: each read of 8 bytes stands for one. It
+    /// blocks while there are none.
+    pub fn event_counter_fd(&self) -> std::os::fd::RawFd {
+        self.shared.events.counter_fd()
+    }
+
+    /// A descriptor to poll: readable while there are asynchronous events.
     pub fn event_fd(&self) -> std::os::fd::RawFd {
         self.shared.events.raw_fd()
     }

@@ -5,11 +5,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// The set. Closed descriptors leave it by themselves.
 #[derive(Debug)]
-pub(super) struct Epoll(OwnedFd);
+pub(crate) struct Epoll(OwnedFd);
 
 impl Epoll {
     /// None yet.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: takes no pointers; the result is checked before it is owned.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
@@ -20,7 +20,7 @@ impl Epoll {
     }
 
     /// Adds a descriptor; it is also readable when its peer is gone.
-    pub(super) fn add(&self, fd: RawFd) -> io::Result<()> {
+    pub(crate) fn add(&self, fd: RawFd) -> io::Result<()> {
         let events = (libc::EPOLLIN | libc::EPOLLRDHUP).cast_unsigned();
         let mut event = libc::epoll_event { events, u64: u64::from(fd.cast_unsigned()) };
         // SAFETY: two open descriptors and a valid event, which is copied.
@@ -31,14 +31,14 @@ impl Epoll {
     }
 
     /// Removes a descriptor that other owners may keep open.
-    pub(super) fn remove(&self, fd: RawFd) {
+    pub(crate) fn remove(&self, fd: RawFd) {
         // SAFETY: two descriptors; no event is needed to take one out. One that is not in the set
         // changes nothing.
         unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
     /// A member that is readable now.
-    pub(super) fn next_ready(&self) -> Option<RawFd> {
+    pub(crate) fn next_ready(&self) -> Option<RawFd> {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event.
         let found = unsafe { libc::epoll_wait(self.fd(), &raw mut event, 1, 0) } > 0;
@@ -46,14 +46,14 @@ impl Epoll {
     }
 
     /// Whether one of them is readable now.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event, which says no more than that there is something.
         unsafe { libc::epoll_wait(self.fd(), &raw mut event, 1, 0) != 0 }
     }
 
     /// The descriptor of the set.
-    pub(super) fn fd(&self) -> RawFd {
+    pub(crate) fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
