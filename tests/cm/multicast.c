@@ -184,7 +184,19 @@ int main(int argc, char **argv)
     /* Left before the event was taken: it does not come any more. */
     CHECK(rdma_join_multicast(other.id, group->ai_addr, NULL) == 0);
     CHECK(rdma_leave_multicast(other.id, group->ai_addr) == 0);
-    CHECK(poll(&(struct pollfd){.fd = channel->fd, .events = POLLIN}, 1, 0) >= 0);
+    CHECK(poll(&(struct pollfd){.fd = channel->fd, .events = POLLIN}, 1, 100) == 0);
+
+    /* Two joins of one group, two events; a queue pair is destroyed although its identifier has not left. */
+    CHECK(rdma_join_multicast(other.id, group->ai_addr, &other) == 0 && rdma_join_multicast(other.id, group->ai_addr, &other) == 0);
+    ibv_destroy_ah(other.ah);
+    joined(&other);
+    ibv_destroy_ah(other.ah);
+    joined(&other);
+    CHECK(rdma_leave_multicast(other.id, group->ai_addr) == 0);
+    receive(&one);
+    receive(&other);
+    send_from(&sender, 5);
+    CHECK(has_heard(&one, 5, 20) && has_heard(&other, 5, 20));
 
     CHECK(rdma_leave_multicast(one.id, group->ai_addr) == 0 && rdma_leave_multicast(sender.id, group->ai_addr) == 0);
     for (struct member **end = (struct member *[]){&one, &other, &sender, NULL}; *end; end++) {

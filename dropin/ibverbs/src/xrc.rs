@@ -69,7 +69,8 @@ pub(crate) unsafe extern "C" fn open_qp(
     attr: *mut verbs::QpOpenAttr,
 ) -> *mut verbs::Qp {
     entry::pointer(|| {
-        ContextObject::find(context)?.alive()?;
+        let context = ContextObject::find(context)?;
+        context.alive()?;
         // SAFETY: the caller passes a valid structure.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
         let needed =
@@ -81,12 +82,17 @@ pub(crate) unsafe extern "C" fn open_qp(
             return Err(Errno::EINVAL);
         }
         let xrcd = XrcdObject::find(attr.xrcd)?;
+        if !xrcd.context.soft.is_same(&context.soft) {
+            return Err(Errno::EINVAL);
+        }
         let same = |qp: &QpObject| {
             let is_it = qp.soft.qpn().get() == attr.qp_num && qp.soft.is_target_of(&xrcd.soft);
             is_it.then(|| (qp.soft.clone(), qp.init))
         };
         let (soft, init) = live::each(same).into_iter().flatten().next().ok_or(Errno::EINVAL)?;
-        let init = verbs::QpInitAttr { qp_context: attr.qp_context, ..init };
+        let has_context = attr.comp_mask & verbs::IBV_QP_OPEN_ATTR_CONTEXT != 0;
+        let qp_context = if has_context { attr.qp_context } else { std::ptr::null_mut() };
+        let init = verbs::QpInitAttr { qp_context, ..init };
         Ok(qp::publish_target(xrcd, &init, soft).raw())
     })
 }

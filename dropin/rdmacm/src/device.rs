@@ -173,7 +173,10 @@ pub(crate) fn device_towards(to: IpAddr) -> Result<&'static Device, Errno> {
     }
     let same_scope = |addr: IpAddr| to.is_multicast() || addr.is_loopback() == to.is_loopback();
     let alike = |addr: IpAddr| addr.is_ipv4() == to.is_ipv4() && same_scope(addr);
-    devices(alike)?.first().copied().ok_or_else(|| {
+    let mut devices = devices(alike)?;
+    // A group is most likely one of the network.
+    devices.sort_by_key(|device| to.is_multicast() && device.addr.is_loopback());
+    devices.first().copied().ok_or_else(|| {
         log::warn(|| format!("librdmacm: no device has a route to {to} (NOBOUNCE_ADDR)"));
         Errno(libc::ENODEV)
     })

@@ -5,7 +5,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicI32, Ordering};
 
+use nobounce_nic::soft::Told;
 use nobounce_verbs as verbs;
 
 use crate::address;
@@ -22,6 +24,9 @@ use crate::layout::{
 const MULTICAST_QPN: u32 = 0xff_ffff;
 /// Multicast stays in this network.
 const HOP_LIMIT: u8 = 1;
+
+/// Numbers of joins.
+static NUMBERS: AtomicI32 = AtomicI32::new(1);
 
 /// A group that an identifier has joined.
 #[derive(Clone, Copy, Debug)]
@@ -53,10 +58,7 @@ fn join(id: &Id, addr: *const libc::sockaddr, flags: u32, context: *mut c_void) 
     if !id.is_ud() || !group.is_multicast() || group.is_ipv4() != device.addr.is_ipv4() {
         return Err(Errno::EINVAL);
     }
-    if state.joins.iter().any(|joined| joined.group == group) {
-        return Err(Errno::EADDRINUSE);
-    }
-    let number = state.joins.iter().map(|joined| joined.number + 1).max().unwrap_or(1);
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let receives = flags == JOIN_FULL_MEMBER;
     state.joins.push(Join { number, group, receives, attached: false, context: context.expose_provenance() });
     state.channel.tell(id.tag(), EVENT_MULTICAST_JOIN, number);
@@ -65,8 +67,10 @@ fn join(id: &Id, addr: *const libc::sockaddr, flags: u32, context: *mut c_void) 
 
 /// The program is to hear of a join: attaches the queue pair. `None` if it has left meanwhile.
 pub(crate) fn joined(id: &Id, number: c_int) -> Option<(Join, UdParam, Result<(), Errno>)> {
-    let state = id.state();
-    let joined = *state.joins.iter().find(|joined| joined.number == number)?;
+    // Held until it is attached: another thread may leave the group.
+    let mut state = id.state();
+    let traffic_class = state.link.traffic_class;
+    let joined = state.joins.iter_mut().find(|joined| joined.number == number)?;
     let ud = UdParam {
         private_data: joined.context(),
         private_data_len: 0,
@@ -76,7 +80,7 @@ pub(crate) fn joined(id: &Id, number: c_int) -> Option<(Join, UdParam, Result<()
                 flow_label: 0,
                 sgid_index: 0,
                 hop_limit: HOP_LIMIT,
-                traffic_class: state.link.traffic_class,
+                traffic_class,
             },
             dlid: 0,
             sl: 0,
@@ -88,16 +92,13 @@ pub(crate) fn joined(id: &Id, number: c_int) -> Option<(Join, UdParam, Result<()
         qp_num: MULTICAST_QPN,
         qkey: UDP_QKEY,
     };
-    drop(state);
     if !joined.receives || id.qp().is_null() {
-        return Some((joined, ud, Ok(())));
+        return Some((*joined, ud, Ok(())));
     }
     // SAFETY: the identifier's own queue pair, and a group.
     let result = calls().and_then(|calls| done(unsafe { (calls.attach_mcast)(id.qp(), &joined.gid(), 0) }));
-    if let Some(joined) = id.state().joins.iter_mut().find(|joined| joined.number == number) {
-        joined.attached = result.is_ok();
-    }
-    Some((joined, ud, result))
+    joined.attached = result.is_ok();
+    Some((*joined, ud, result))
 }
 
 /// `rdma_join_multicast`.
@@ -146,11 +147,32 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut CmId, addr: *mut l
         let mut state = id.state();
         let at = state.joins.iter().position(|joined| joined.group == group);
         let left = state.joins.remove(at.ok_or(Errno(libc::EADDRNOTAVAIL))?);
-        drop(state);
-        if left.attached && !id.qp().is_null() {
-            // SAFETY: the identifier's own queue pair, and a group.
-            unsafe { (calls()?.detach_mcast)(id.qp(), &left.gid(), 0) };
+        let (tag, number) = (id.tag(), left.number);
+        state.channel.forget(|notice| {
+            let is_join = |told: &Told| {
+                matches!(told, Told::Own { kind: EVENT_MULTICAST_JOIN, status } if *status == number)
+            };
+            notice.tag == tag && is_join(&notice.told)
+        });
+        // The queue pair stays attached for another join of the same group.
+        if left.attached && !state.joins.iter().any(|joined| joined.group == group && joined.attached) {
+            detach(&id, &left)?;
         }
         Ok(0)
     })
+}
+
+fn detach(id: &Id, joined: &Join) -> Result<(), Errno> {
+    if !id.qp().is_null() {
+        // SAFETY: the identifier's own queue pair, and a group.
+        unsafe { (calls()?.detach_mcast)(id.qp(), &joined.gid(), 0) };
+    }
+    Ok(())
+}
+
+/// The queue pair is going to be destroyed: it must not be attached to a group.
+pub(crate) fn detach_all(id: &Id) {
+    for joined in id.state().joins.iter_mut().filter(|joined| joined.attached) {
+        joined.attached = detach(id, joined).is_err();
+    }
 }

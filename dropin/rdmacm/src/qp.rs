@@ -216,6 +216,7 @@ pub(crate) unsafe fn create(
 
 /// Destroys an identifier's queue pair, and the queues that were made for it.
 pub(crate) fn destroy(id: &Id, calls: &Calls) {
+    crate::multicast::detach_all(id);
     // SAFETY: our own structure; its queue pair, if it has one.
     unsafe {
         let raw = &mut *id.raw();

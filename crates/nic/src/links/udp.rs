@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
-use self::groups::Group;
+use self::groups::{Group, Groups};
 use self::receive::UdpReceiver;
 use self::socket::{SockAddr, Socket};
 use self::steering::Steering;
@@ -110,7 +110,7 @@ pub struct UdpLink {
     steering: Steering,
     /// Services of the connection manager that this device offers.
     services: Services,
-    groups: Vec<Group>,
+    groups: Groups,
     outbox: Outbox,
     caps: Capabilities,
     transmitter: Transmitter,
@@ -187,7 +187,7 @@ impl UdpLink {
             slot,
             steering: Steering::default(),
             services: Services::new().map_err(os("epoll_create1"))?,
-            groups: Vec::new(),
+            groups: Groups::default(),
             outbox: Outbox::default(),
             caps,
             transmitter: Transmitter::new(config.scope),
@@ -236,9 +236,10 @@ impl UdpLink {
     /// Receives what was sent to multicast groups.
     #[cold]
     fn receive_from_groups(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
-        let Self { groups, receiver, rx, caps, local_ports, .. } = self;
+        let Self { groups, rx, caps, local_ports, .. } = self;
+        let Some((joined, receiver)) = groups.parts() else { return 0 };
         let mut delivered = 0;
-        for Group { addr, socket } in groups {
+        for Group { addr, socket, .. } in joined {
             receiver.receive(socket, |run| {
                 if run.src_port != ROCE_PORT && *local_ports == LocalPorts::Own && caps.is_this_host(&run.src)
                 {
@@ -329,7 +330,7 @@ impl Link for UdpLink {
                 return handed;
             }
         }
-        let mut delivered = if self.groups.is_empty() { 0 } else { self.receive_from_groups(sink) };
+        let mut delivered = if self.groups.joined.is_empty() { 0 } else { self.receive_from_groups(sink) };
         delivered += self.receive_from_socket(sink);
         if self.handover_countdown > 0 {
             self.handover_countdown -= 1;
@@ -366,15 +367,17 @@ impl Link for UdpLink {
     }
 
     fn join_group(&mut self, group: IpAddr) -> io::Result<()> {
-        let group = Group::join(group, self.caps.local, self.scope)?;
-        enlarge(&group.socket);
-        self.services.watch(group.socket.fd())?;
-        self.groups.push(group);
-        Ok(())
+        let joined = self.groups.join(group, self.caps.local, self.scope)?;
+        enlarge(&joined.socket);
+        self.services.watch(joined.socket.fd()).inspect_err(|_| _ = self.groups.leave(group))
     }
 
     fn leave_group(&mut self, group: IpAddr) {
-        self.groups.retain(|joined| joined.addr != group);
+        if let Some(left) = self.groups.leave(group) {
+            // A forked child may have a copy of the socket.
+            self.services.unwatch(left.socket.fd());
+            left.end();
+        }
     }
 
     fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
@@ -413,7 +416,7 @@ impl Link for UdpLink {
             ("udp_rx_packets", rx.packets),
             ("udp_rx_bytes", rx.bytes),
             ("udp_rx_calls", self.receiver.calls),
-            ("udp_rx_lost_queue_full", self.socket.drops()),
+            ("udp_rx_lost_queue_full", self.socket.drops() + self.groups.drops()),
             ("udp_rx_too_long", self.receiver.too_long),
             ("handed_over", rx.handed_over),
             ("steered_in", rx.steered_in),

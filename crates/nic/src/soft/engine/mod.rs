@@ -423,6 +423,7 @@ impl Core {
             Ok(parsed) => parsed,
             Err(malformed) => {
                 let is_ours = *malformed == Malformed::UnknownOpcode
+                    && datagram.group.is_none()
                     && (self.handle_marker(datagram) || self.handle_presence(now, datagram));
                 if is_ours {
                     return;
