@@ -100,6 +100,11 @@ fn exits_with_everything_open() {
 }
 
 #[test]
+fn exits_in_a_signal_handler_that_interrupted_malloc() {
+    life("interrupted", "127.41.0.41");
+}
+
+#[test]
 fn cancelled_threads() {
     life("cancelled", "127.41.0.4");
 }

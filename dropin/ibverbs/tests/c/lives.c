@@ -237,9 +237,38 @@ static void leaves(void) {
         }
 }
 
+static void leave_now(int number) {
+    (void)number;
+    exit(7);
+}
+
+/* exit() in the handler of a signal that interrupted malloc: what we do at exit must not allocate in that thread. */
+static void interrupted(void) {
+    for (int i = 0; i < 20; i++) {
+        pid_t child = fork();
+        if (!child) {
+            make_pair(&a, &b, IBV_QPT_RC);
+            once();
+            alarm(20);
+            signal(SIGUSR1, leave_now);
+            timer_t timer;
+            CHECK(!timer_create(CLOCK_MONOTONIC, &(struct sigevent){.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1}, &timer));
+            CHECK(!timer_settime(timer, 0, &(struct itimerspec){.it_value.tv_nsec = 3000000 + i * 100000}, NULL));
+            /* Longer than what malloc keeps for each thread: every call takes the lock of the heap. */
+            void *kept[64] = {0};
+            for (size_t size = 2000, at = 0;; size = size * 7 % 49999 + 2000, at = (at + 1) % 64) {
+                free(kept[at]);
+                kept[at] = malloc(size);
+            }
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    }
+}
+
 int main(int count, char **arguments) {
     struct { const char *name; void (*run)(void); } all[] = {
-        {"forked", forked}, {"exits", exits}, {"cancelled", cancelled}, {"signalled", signalled}, {"restarted", restarted}, {"leaves", leaves}};
+        {"forked", forked}, {"exits", exits}, {"cancelled", cancelled}, {"signalled", signalled}, {"restarted", restarted}, {"leaves", leaves}, {"interrupted", interrupted}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (count > 1 && !strcmp(all[i].name, arguments[1])) {
             all[i].run();

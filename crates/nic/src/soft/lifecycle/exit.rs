@@ -18,6 +18,7 @@ use crate::process::fork;
 use crate::soft::engine::Engine;
 use crate::soft::engine::totals::Totals;
 use crate::soft::lifecycle::report::Report;
+use crate::soft::progress::exit_work;
 use crate::soft::progress::lock::EngineLock;
 use crate::soft::progress::set::EngineSet;
 
@@ -36,6 +37,7 @@ impl Ending {
     pub(crate) fn new(engines: Arc<EngineSet>, report: Option<Report>) -> Arc<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
+            exit_work::set(finish_all);
             // SAFETY: the function lives as long as this code is loaded, and never unwinds.
             unsafe { libc::atexit(at_exit) };
             fork::set_in_child(let_go_of_links);
@@ -95,7 +97,18 @@ pub(crate) fn let_go_of_links() {
     each_open(|ending| ending.engines.iter().for_each(|handle| fork::let_go(handle.link_fds())));
 }
 
+/// The exiting thread may be in a signal handler that interrupted `malloc`: it does not allocate,
+/// unless there is no engine thread to do the work.
 extern "C" fn at_exit() {
+    let mut is_ours = false;
+    each_open(|ending| is_ours |= ending.engines.first().engine().generation() == fork::current());
+    let wake = || each_open(|ending| ending.engines.iter().for_each(|handle| handle.waker.wake()));
+    if is_ours && !exit_work::delegate(wake, Instant::now() + EXIT_TIMEOUT) {
+        finish_all();
+    }
+}
+
+fn finish_all() {
     let end = Instant::now() + EXIT_TIMEOUT;
     // A panic was already reported; the process ends anyway.
     each_open(|ending| _ = catch_unwind(AssertUnwindSafe(|| finish(ending, end))));

@@ -18,6 +18,7 @@
 //! | `process/cpu` | allowed CPUs, scheduler slices |
 
 pub(crate) mod attention;
+pub(crate) mod exit_work;
 pub(crate) mod handle;
 pub(crate) mod lock;
 pub(crate) mod mode;

@@ -19,6 +19,7 @@ use crate::process::cpu::ask_for_short_slices;
 use crate::process::fork;
 use crate::soft::events::event::AsyncEvent;
 use crate::soft::progress::attention::{Attention, Callers, WINDOW_NS};
+use crate::soft::progress::exit_work::{self, RunningThread};
 use crate::soft::progress::lock::{EngineLock, release};
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::wait::{self, Arrivals};
@@ -54,7 +55,9 @@ impl EngineThread {
         };
         let _blocked = BlockedSignals::new();
         let name = if number == 0 { "nobounce".into() } else { format!("nobounce-{number}") };
+        let running = RunningThread::new();
         let run = move || {
+            let _running = running;
             ask_for_short_slices();
             let driven = catch_unwind(AssertUnwindSafe(|| match mode {
                 Mode::Thread => driver.run_alone(),
@@ -169,6 +172,7 @@ impl ThreadDriver {
 
     /// One round, unless another thread drives: timers, and peers that come and go.
     fn glance(&self) {
+        exit_work::serve();
         if let Some(mut engine) = self.engine.try_lock() {
             engine.link.poll_control();
             engine.progress();
@@ -177,6 +181,7 @@ impl ThreadDriver {
     }
 
     fn round(&self, is_first: bool) -> Round {
+        exit_work::serve();
         let mut engine = self.engine.lock_to_drive();
         if is_first {
             engine.link.poll_control();
