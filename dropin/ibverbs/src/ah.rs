@@ -10,6 +10,7 @@ use nobounce_verbs as verbs;
 use crate::convert::{addr_of, treatment_of};
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use};
+use crate::log;
 use crate::pd::PdObject;
 use crate::port::{PORT, is_gid};
 
@@ -31,8 +32,20 @@ fn create(pd: *mut verbs::Pd, attr: &verbs::AhAttr) -> Result<*mut verbs::Ah, Er
     let ours = PdObject::find(pd)?;
     ours.context.alive()?;
     let remote = addr_of(&attr.grh.dgid);
-    let same_kind = remote.is_ipv4() == ours.context.soft.local().is_ipv4();
-    if attr.is_global == 0 || attr.port_num != PORT || !is_gid(attr.grh.sgid_index) || !same_kind {
+    let local = ours.context.soft.local();
+    let wrong = if attr.is_global == 0 {
+        Some("RoCE needs a global route: set is_global and grh.dgid".to_owned())
+    } else if attr.port_num != PORT {
+        Some(format!("port_num is {}; the device has port {PORT}", attr.port_num))
+    } else if !is_gid(attr.grh.sgid_index) {
+        Some(format!("GID {} is empty; GIDs 0 to 3 are the device's address", attr.grh.sgid_index))
+    } else if remote.is_ipv4() != local.is_ipv4() {
+        Some(format!("{remote} cannot be reached from {local}: one is IPv4, the other IPv6"))
+    } else {
+        None
+    };
+    if let Some(wrong) = wrong {
+        log::warn(|| format!("ibv_create_ah: {wrong}"));
         return Err(Errno::EINVAL);
     }
     let of_context = ours.context.ahs.join();
