@@ -213,22 +213,17 @@ impl Measure for Bench {
     }
 }
 
-/// Packets sent so far, by the way they took.
-fn sent_by_link(device: &Device) -> [u64; 2] {
-    let counters = device.nic().link_counters();
-    ["udp_tx_packets", "shm_tx_packets"]
-        .map(|name| counters.iter().find(|(counter, _)| *counter == name).map_or(0, |(_, count)| *count))
+/// Packets sent so far, by link.
+fn sent_by_link(device: &Device) -> Vec<(&'static str, u64)> {
+    let counters = device.nic().link_counters().into_iter();
+    counters.filter_map(|(name, count)| Some((name.strip_suffix("_tx_packets")?, count))).collect()
 }
 
-/// The link that packets took between two readings of the counters.
-fn link_between(before: &[u64; 2], after: &[u64; 2]) -> String {
-    let moved = [0, 1].map(|at| after[at] > before[at]);
-    match moved {
-        [false, true] => "shm",
-        [true, true] => "udp and shm",
-        _ => "udp",
-    }
-    .to_owned()
+/// The links that packets took between two readings of the counters.
+fn link_between(before: &[(&'static str, u64)], after: &[(&'static str, u64)]) -> String {
+    let moved = before.iter().zip(after).filter(|(before, after)| after.1 > before.1);
+    let names: Vec<_> = moved.map(|(_, (name, _))| *name).collect();
+    if names.is_empty() { "udp".to_owned() } else { names.join(" and ") }
 }
 
 /// What all devices of this end counted.

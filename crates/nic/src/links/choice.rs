@@ -26,6 +26,11 @@ impl LinkChoice {
         Self::NAMED.into_iter().map(|(name, _)| name)
     }
 
+    /// Whether same-host peers are reached through shared memory.
+    pub(crate) fn shares_memory(self) -> bool {
+        self == Self::Auto
+    }
+
     /// Opens the link, on the wire that is configured so.
     pub(crate) fn open(self, wire: &UdpConfig) -> Result<Box<dyn Link>, OpenError> {
         let udp = Box::new(UdpLink::prepare(wire)?);

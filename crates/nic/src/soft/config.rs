@@ -188,7 +188,7 @@ impl Config {
     /// else 4.
     pub fn engines(&self) -> usize {
         // A device that is reachable from other hosts most likely has peers there.
-        let by_udp = self.link == LinkChoice::Udp || !self.addr.is_loopback();
+        let by_udp = !self.link.shares_memory() || !self.addr.is_loopback();
         self.engines.unwrap_or_else(|| engines_for(allowed_cpus(), by_udp)).clamp(1, MAX_ENGINES)
     }
 

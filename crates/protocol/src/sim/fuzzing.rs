@@ -264,9 +264,9 @@ pub fn plan_of(data: &[u8]) -> Plan {
             9 | 10 => Op::Receive { side: side & 1 },
             11 | 12 => Op::Wait { micros: value },
             13 => Op::Loss { pipe: side & 1, ppm: u32::from(value) * 2 },
-            _ => Op::Post {
+            last => Op::Post {
                 side: side & 1,
-                kind: OpKind::Write,
+                kind: if last == 14 { OpKind::Flush } else { OpKind::Bad },
                 len: value,
                 at: value,
                 signaled: true,
