@@ -8,9 +8,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use nobounce_nic::soft::Told;
+use nobounce_protocol::wire::Qpn;
 use nobounce_verbs as verbs;
 
-use crate::address;
 use crate::calls::{calls, done};
 use crate::entry::{self, Errno};
 use crate::event::complete;
@@ -19,9 +19,8 @@ use crate::layout::{
     CmId, EVENT_MULTICAST_JOIN, JOIN_ATTR_ADDRESS, JOIN_ATTR_FLAGS, JOIN_FULL_MEMBER, JOIN_SEND_ONLY,
     JoinAttr, UDP_QKEY, UdParam,
 };
+use crate::{address, qp};
 
-/// The destination of multicast datagrams.
-const MULTICAST_QPN: u32 = 0xff_ffff;
 /// Multicast stays in this network.
 const HOP_LIMIT: u8 = 1;
 
@@ -74,22 +73,8 @@ pub(crate) fn joined(id: &Id, number: c_int) -> Option<(Join, UdParam, Result<()
     let ud = UdParam {
         private_data: joined.context(),
         private_data_len: 0,
-        ah_attr: verbs::AhAttr {
-            grh: verbs::GlobalRoute {
-                dgid: joined.gid(),
-                flow_label: 0,
-                sgid_index: 0,
-                hop_limit: HOP_LIMIT,
-                traffic_class,
-            },
-            dlid: 0,
-            sl: 0,
-            src_path_bits: 0,
-            static_rate: 0,
-            is_global: 1,
-            port_num: 1,
-        },
-        qp_num: MULTICAST_QPN,
+        ah_attr: qp::route_to(joined.group, HOP_LIMIT, traffic_class),
+        qp_num: Qpn::MULTICAST.get(),
         qkey: UDP_QKEY,
     };
     if !joined.receives || id.qp().is_null() {

@@ -1,6 +1,7 @@
 //! Queue pairs of identifiers, and the states they go through.
 
 use std::ffi::{c_int, c_void};
+use std::net::IpAddr;
 use std::ptr;
 
 use nobounce_verbs as verbs;
@@ -19,21 +20,21 @@ const HOP_LIMIT: u8 = 64;
 /// Route to the remote side.
 pub(crate) fn route(state: &State) -> Result<verbs::AhAttr, Errno> {
     let remote = state.link.remote.ok_or(Errno::EINVAL)?;
-    Ok(verbs::AhAttr {
-        grh: verbs::GlobalRoute {
-            dgid: address::gid(remote),
-            flow_label: 0,
-            sgid_index: 0,
-            hop_limit: HOP_LIMIT,
-            traffic_class: state.link.traffic_class,
-        },
+    Ok(route_to(remote, HOP_LIMIT, state.link.traffic_class))
+}
+
+/// Route to an address.
+pub(crate) fn route_to(to: IpAddr, hop_limit: u8, traffic_class: u8) -> verbs::AhAttr {
+    let dgid = address::gid(to);
+    verbs::AhAttr {
+        grh: verbs::GlobalRoute { dgid, flow_label: 0, sgid_index: 0, hop_limit, traffic_class },
         dlid: 0,
         sl: 0,
         src_path_bits: 0,
         static_rate: 0,
         is_global: 1,
         port_num: 1,
-    })
+    }
 }
 
 /// The attributes that bring the identifier's queue pair into a state, and which they are.

@@ -79,6 +79,14 @@ pub enum LocalPorts {
     Any,
 }
 
+impl LocalPorts {
+    /// Whether packets come from this host by a port of possibly another user.
+    #[inline]
+    fn refuse(self, run: &GroBurst<'_>, caps: &Capabilities) -> bool {
+        run.src_port != ROCE_PORT && self == Self::Own && caps.is_this_host(&run.src)
+    }
+}
+
 impl UdpConfig {
     /// The default configuration for `addr`.
     pub fn new(addr: IpAddr) -> Self {
@@ -206,8 +214,7 @@ impl UdpLink {
         let Self { socket, slot, steering, outbox, receiver, rx, caps, local_ports, .. } = self;
         let mut delivered = 0;
         receiver.receive(socket, |run| {
-            // Another user of this host can send from any port but the well-known one.
-            if run.src_port != ROCE_PORT && *local_ports == LocalPorts::Own && caps.is_this_host(&run.src) {
+            if local_ports.refuse(&run, caps) {
                 rx.foreign_port += run.packets();
                 return;
             }
@@ -241,8 +248,7 @@ impl UdpLink {
         let mut delivered = 0;
         for Group { addr, socket, .. } in joined {
             receiver.receive(socket, |run| {
-                if run.src_port != ROCE_PORT && *local_ports == LocalPorts::Own && caps.is_this_host(&run.src)
-                {
+                if local_ports.refuse(&run, caps) {
                     rx.foreign_port += run.packets();
                 } else {
                     delivered += deliver(run, Some(addr), rx, sink);

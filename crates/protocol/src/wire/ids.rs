@@ -9,6 +9,8 @@ pub struct Qpn(u32);
 impl Qpn {
     /// The largest queue pair number.
     pub const MAX: u32 = 0xff_ffff;
+    /// The destination of multicast packets.
+    pub const MULTICAST: Self = Self(Self::MAX);
 
     /// Takes the low 24 bits of `n`.
     pub const fn new(n: u32) -> Self {

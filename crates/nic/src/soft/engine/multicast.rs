@@ -12,9 +12,6 @@ use crate::links::RxDatagram;
 use crate::soft::engine::{Core, Engine};
 use crate::soft::limits::DeviceLimits;
 
-/// The destination of multicast packets.
-const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
-
 /// Why a queue pair could not be attached to a group or detached from it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -123,7 +120,7 @@ impl Core {
         datagram: &RxDatagram<'_>,
         parsed: &Parsed,
     ) {
-        let attached = self.groups.get(&group).filter(|_| parsed.header.dest_qpn == MULTICAST_QPN);
+        let attached = self.groups.get(&group).filter(|_| parsed.header.dest_qpn == Qpn::MULTICAST);
         let Some(attached) = attached.cloned() else {
             self.account.counters.no_such_qp += 1;
             return;
