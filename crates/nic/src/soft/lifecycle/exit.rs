@@ -94,6 +94,7 @@ fn each_open(mut each: impl FnMut(&Ending)) {
 /// never reads. Open copies would keep the slots of devices that the parent closes. The kernel
 /// would go on steering packets to them, including those of other devices.
 pub(crate) fn let_go_of_links() {
+    exit_work::forget_threads();
     each_open(|ending| ending.engines.iter().for_each(|handle| fork::let_go(handle.link_fds())));
 }
 

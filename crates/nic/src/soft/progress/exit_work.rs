@@ -36,6 +36,11 @@ impl Drop for RunningThread {
     }
 }
 
+/// In a forked child: the threads are its parent's.
+pub(crate) fn forget_threads() {
+    THREADS.store(0, Ordering::Release);
+}
+
 /// Lets an engine thread do the work, until `end` at most; `wake` wakes the threads. False if there
 /// is no engine thread. Does not allocate.
 pub(crate) fn delegate(wake: impl FnOnce(), end: Instant) -> bool {
