@@ -309,9 +309,9 @@ impl Watcher {
         }
     }
 
-    /// Reads events until the process exits. The thread that unmaps memory waits for the read, maybe with our lock
-    /// held (an allocator unmaps what was freed): while the table is in use, further events are
-    /// read.
+    /// Reads events until the process exits. The thread that unmaps memory waits for the read,
+    /// maybe with our lock held (an allocator unmaps what was freed): while the table is in use,
+    /// further events are read.
     fn read_events(&self) {
         let mut applied = true;
         loop {

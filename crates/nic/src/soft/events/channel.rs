@@ -42,7 +42,8 @@ impl Channel {
     }
 
     /// As [`next`](Self::next), for a caller that has just read 8 bytes from
-    /// [`counter_fd`](Self::counter_fd). `None` if the completion queue was destroyed meanwhile: then read again.
+    /// [`counter_fd`](Self::counter_fd). `None` if the completion queue was destroyed meanwhile:
+    /// then read again.
     pub fn claim(&self) -> Option<u32> {
         self.notices.claim()
     }

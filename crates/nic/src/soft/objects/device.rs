@@ -211,8 +211,8 @@ impl Device {
     }
 
     /// As [`next_event`](Self::next_event), for a caller that has just read 8 bytes from
-    /// [`event_counter_fd`](Self::event_counter_fd). `None` if the event's object was destroyed meanwhile: then
-    /// read again.
+    /// [`event_counter_fd`](Self::event_counter_fd). `None` if the event's object was destroyed
+    /// meanwhile: then read again.
     pub fn claim_event(&self) -> Option<AsyncEvent> {
         self.shared.events.claim()
     }
