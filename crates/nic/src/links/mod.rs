@@ -17,6 +17,7 @@ mod open_error;
 mod outbox;
 mod packet_writer;
 pub mod pcap;
+pub(crate) mod port_table;
 mod ring_packets;
 pub mod rings;
 mod services;

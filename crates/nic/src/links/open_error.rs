@@ -1,10 +1,11 @@
 //! Why a device could not be opened, in sentences.
 
-use std::fs;
 use std::io;
 use std::net::IpAddr;
 
 use nobounce_protocol::wire::ROCE_PORT;
+
+use super::port_table::PortHolder;
 
 /// Opening a link failed.
 #[derive(Debug, thiserror::Error)]
@@ -13,15 +14,29 @@ pub enum OpenError {
     /// Another program holds the port and does not share it.
     #[error(
         "UDP port {ROCE_PORT} on {addr} is held by {holder}, and only programs of one user that all share the port can \
-         use one address together. Stop that program, run as its user, or use another address{hint}"
+         use one address together. {remedy}"
     )]
     PortHeld {
         /// The requested address.
         addr: IpAddr,
         /// The holder of the port, as far as the kernel tells.
         holder: Holder,
-        /// What else could be used.
-        hint: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A program that does not share the port holds it on another address.
+    #[error(
+        "UDP port {ROCE_PORT} on {at} is held by {holder}. Who holds the port of one address can forge packets of the \
+         others, so a device on {addr} needs it on all of them. Stop that program, run as its user, use a network \
+         namespace, or set NOBOUNCE_LOCAL_PORTS=any for all devices of this host and accept such packets"
+    )]
+    PortHeldElsewhere {
+        /// The requested address.
+        addr: IpAddr,
+        /// Where it is held.
+        at: String,
+        /// The holder of the port.
+        holder: Holder,
     },
     /// The address belongs to no interface of this machine.
     #[error(
@@ -86,19 +101,55 @@ impl OpenError {
         }
     }
 
+    /// The error for a refused `bind` of the port of all addresses.
+    pub(super) fn from_guard(addr: IpAddr, source: io::Error) -> Self {
+        if source.raw_os_error() != Some(libc::EADDRINUSE) {
+            return Self::from_bind(addr, source);
+        }
+        let ours = |held: &PortHolder| held.uid == own_uid();
+        let found = PortHolder::all().unwrap_or_default().into_iter().filter(ours);
+        let mut at: Vec<String> = found.map(|held| place(held.addr)).collect();
+        at.sort_unstable();
+        at.dedup();
+        let holder = if at.is_empty() { Holder::Unknown } else { Holder::User(own_uid()) };
+        Self::PortHeldElsewhere { addr, at: at.join(" or "), holder }
+    }
+
     /// The error for a port that the socket tables show as held, without a bind.
     pub(super) fn if_held(addr: IpAddr) -> Result<(), Self> {
         match Holder::find(addr) {
-            Holder::User(uid) if uid == own_uid() => Ok(()), // it may share
-            Holder::Unknown => Ok(()),
-            holder => Err(Self::held(addr, holder)),
+            Some(held) if held.is_kernel || held.uid != own_uid() => Err(Self::held(addr, Some(held))),
+            _ => Ok(()), // it may share
         }
     }
 
-    fn held(addr: IpAddr, holder: Holder) -> Self {
-        let hint = if addr.is_loopback() { " (such as 127.0.0.2)" } else { "" };
-        Self::PortHeld { addr, holder, hint }
+    /// The error for a port that another user holds on any address.
+    pub(super) fn if_held_elsewhere(addr: IpAddr) -> Result<(), Self> {
+        let call = "reading /proc/net/udp, to know that no other user has the port (NOBOUNCE_LOCAL_PORTS=any does not ask)";
+        let all = PortHolder::all().map_err(|source| Self::Os { addr, call, source })?;
+        match all.into_iter().find(|held| held.uid != own_uid()) {
+            Some(held) => Err(Self::elsewhere(addr, held)),
+            None => Ok(()),
+        }
     }
+
+    fn held(addr: IpAddr, held: Option<PortHolder>) -> Self {
+        match held {
+            Some(held) if held.addr != addr && !held.is_kernel => Self::elsewhere(addr, held),
+            held => {
+                let holder = Holder::of(held);
+                Self::PortHeld { addr, holder, remedy: holder.remedy(addr) }
+            }
+        }
+    }
+
+    fn elsewhere(addr: IpAddr, held: PortHolder) -> Self {
+        Self::PortHeldElsewhere { addr, at: place(held.addr), holder: Holder::of(Some(held)) }
+    }
+}
+
+fn place(addr: IpAddr) -> String {
+    if addr.is_unspecified() { "all addresses".to_owned() } else { addr.to_string() }
 }
 
 fn own_uid() -> u32 {
@@ -119,48 +170,30 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Searches the kernel's socket tables for the holder of the port.
-    fn find(addr: IpAddr) -> Self {
-        let mut found = Self::Unknown;
-        for table in ["/proc/net/udp", "/proc/net/udp6"] {
-            for line in fs::read_to_string(table).unwrap_or_default().lines() {
-                match Self::parse(line, addr) {
-                    // A socket on exactly our address is a likelier holder than a wildcard one.
-                    Some((holder, true)) => return holder,
-                    Some((holder, false)) => found = holder,
-                    None => {}
-                }
-            }
-        }
-        found
+    /// The holder that keeps a device from the address. A socket on exactly that address is a
+    /// likelier one than a socket for all.
+    fn find(addr: IpAddr) -> Option<PortHolder> {
+        let mut all = PortHolder::all().unwrap_or_default();
+        all.retain(|held| held.excludes(addr));
+        all.iter().find(|held| held.addr == addr).or(all.last()).copied()
     }
 
-    /// Reads one line of the table: the holder, and whether it names the very address.
-    fn parse(line: &str, addr: IpAddr) -> Option<(Self, bool)> {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let (host, port) = fields.get(1)?.split_once(':')?;
-        if u16::from_str_radix(port, 16) != Ok(ROCE_PORT) {
-            return None;
+    /// What to do about a holder of that very address.
+    fn remedy(self, addr: IpAddr) -> &'static str {
+        match self {
+            Self::Kernel => "Unload rdma_rxe (`rmmod rdma_rxe`), or use a network namespace",
+            Self::User(uid) if uid != own_uid() => "Stop that program, or run as its user",
+            _ if addr.is_loopback() => "Stop that program, or use another address (such as 127.0.0.2)",
+            _ => "Stop that program, or use another address",
         }
-        // The table prints the address as 32-bit words in the byte order of the machine.
-        let ours: String = match addr {
-            IpAddr::V4(a) => format!("{:08X}", u32::from_ne_bytes(a.octets())),
-            IpAddr::V6(a) => a
-                .octets()
-                .chunks_exact(4)
-                .map(|w| format!("{:08X}", u32::from_ne_bytes([w[0], w[1], w[2], w[3]])))
-                .collect(),
-        };
-        let any = host.bytes().all(|b| b == b'0');
-        if host != ours && !any {
-            return None;
+    }
+
+    fn of(held: Option<PortHolder>) -> Self {
+        match held {
+            Some(PortHolder { is_kernel: true, .. }) => Self::Kernel,
+            Some(PortHolder { uid, .. }) => Self::User(uid),
+            None => Self::Unknown,
         }
-        let holder = match (fields.get(7)?.parse(), fields.get(9)?.parse::<u64>()) {
-            (_, Ok(0)) => Self::Kernel,
-            (Ok(uid), _) => Self::User(uid),
-            _ => Self::Unknown,
-        };
-        Some((holder, host == ours))
     }
 }
 
@@ -174,32 +207,6 @@ impl std::fmt::Display for Holder {
             Self::User(uid) => write!(f, "a program of another user (uid {uid}; we are uid {me})"),
             Self::Kernel => write!(f, "the kernel (its soft-RoCE, rdma_rxe, listens on all addresses)"),
             Self::Unknown => write!(f, "a program the kernel's tables do not show to us"),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_socket_table_is_read_for_the_holder() {
-        let addr: IpAddr = "127.0.0.1".parse().unwrap();
-        let host = format!("{:08X}", u32::from_ne_bytes([127, 0, 0, 1]));
-        let line = |host: &str, port: &str, uid: &str, inode: &str| {
-            format!(
-                "  12: {host}:{port} 00000000:0000 07 00000000:00000000 00:00000000 00000000 {uid} 0 {inode} 2 0 0"
-            )
-        };
-        assert_eq!(
-            Holder::parse(&line(&host, "12B7", "65534", "77"), addr),
-            Some((Holder::User(65534), true))
-        );
-        assert_eq!(Holder::parse(&line("00000000", "12B7", "0", "0"), addr), Some((Holder::Kernel, false)));
-        assert_eq!(Holder::parse(&line(&host, "12B8", "0", "77"), addr), None);
-        assert_eq!(Holder::parse(&line("0200007E", "12B7", "0", "77"), addr), None);
-        for junk in ["", "sl local", "1: x:12B7", "1: :", "1: 00000000:12B7 a b c d e f g h"] {
-            let _ = Holder::parse(junk, addr);
         }
     }
 }

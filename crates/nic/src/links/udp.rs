@@ -4,6 +4,7 @@
 //! predictable: 0, or the segment's index in its GSO send.
 
 mod groups;
+mod guard;
 mod interface;
 mod receive;
 mod socket;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
 use self::groups::{Group, Groups};
+use self::guard::PortGuard;
 use self::receive::UdpReceiver;
 use self::socket::{SockAddr, Socket};
 use self::steering::Steering;
@@ -71,7 +73,7 @@ pub struct UdpConfig {
 /// Source ports from which packets of this host are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalPorts {
-    /// The well-known port, which the kernel gives to one user.
+    /// The well-known port, which devices reserve for their user on all addresses of the host.
     #[default]
     Own,
     /// Any: for a RoCE implementation on this host that is not ours, such as rdma_rxe. Other users
@@ -111,6 +113,8 @@ impl Default for UdpConfig {
 pub struct UdpLink {
     socket: Socket,
     listening: bool,
+    /// While it listens, unless packets from any port are taken.
+    guard: Option<PortGuard>,
     /// One for each source port; none on loopback, where everything leaves from the well-known
     /// port.
     senders: Vec<Socket>,
@@ -169,6 +173,9 @@ impl UdpLink {
             .bind(&SockAddr::new(addr, 0, config.scope))
             .map_err(|e| OpenError::from_bind(addr, e))?;
         OpenError::if_held(addr)?;
+        if config.local_ports == LocalPorts::Own {
+            OpenError::if_held_elsewhere(addr)?;
+        }
         let socket = Socket::new(addr)?;
         enlarge(&socket);
         // Before bind, so that no packet arrives unmerged.
@@ -191,6 +198,7 @@ impl UdpLink {
         Ok(Self {
             socket,
             listening: false,
+            guard: None,
             senders,
             slot,
             steering: Steering::default(),
@@ -306,6 +314,9 @@ impl Link for UdpLink {
         let _turn = JoinLock::wait(addr).map_err(os("waiting for a turn to join"))?;
         if !self.slot.claim().map_err(os("claiming a slot"))? {
             return Err(OpenError::NoFreeSlot { addr });
+        }
+        if self.local_ports == LocalPorts::Own {
+            self.guard = Some(PortGuard::take(addr)?);
         }
         let name = SockAddr::new(addr, ROCE_PORT, self.scope);
         self.socket.bind(&name).map_err(|e| OpenError::from_bind(addr, e))?;

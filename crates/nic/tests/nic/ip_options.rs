@@ -1,20 +1,20 @@
 //! IP options: traffic class and hop limit, as they arrive at a plain socket in the role of the
 //! peer.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use crate::common::{End, config};
+use crate::plain::plain_socket;
 use nobounce_nic::soft::{Datagram, IpOptions, Mtu, Psn, QpAttr, Qpn, Remote};
 use nobounce_nic::work::{Operation, QpLimits, SendRequest};
-use nobounce_protocol::wire::ROCE_PORT;
 
 const WANTED: IpOptions = IpOptions { traffic_class: 0x68, hop_limit: 33 };
 
 /// A socket that tells both of what it receives.
-fn listen(addr: IpAddr) -> UdpSocket {
-    let socket = UdpSocket::bind((addr, ROCE_PORT)).unwrap();
+fn listen(addr: Ipv4Addr) -> UdpSocket {
+    let socket = plain_socket(addr);
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let options = [(libc::IPPROTO_IP, libc::IP_RECVTOS), (libc::IPPROTO_IP, libc::IP_RECVTTL)];
     for (level, name) in options {
@@ -69,12 +69,12 @@ fn receive(socket: &UdpSocket) -> (u8, IpOptions) {
 fn packets_say_how_they_are_to_be_treated() {
     let mut end = End::open(&config("127.63.9.1"), 64 << 10);
     for (peer, ip_options) in [("127.63.9.2", WANTED), ("127.63.9.3", IpOptions::default())] {
-        let addr: IpAddr = peer.parse().unwrap();
+        let addr: Ipv4Addr = peer.parse().unwrap();
         let socket = listen(addr);
         end.qps.clear();
         end.add_qp(QpLimits::default());
         let qp = &end.qps[0];
-        let to = QpAttr::to_rtr(addr, Qpn::new(7), Psn::new(1), Mtu::Mtu1024);
+        let to = QpAttr::to_rtr(addr.into(), Qpn::new(7), Psn::new(1), Mtu::Mtu1024);
         qp.modify(&QpAttr { ip_options, ..to }).unwrap();
         qp.modify(&QpAttr::to_rts(Psn::new(1))).unwrap();
         assert_eq!(qp.attr().ip_options, ip_options);
@@ -91,13 +91,13 @@ fn packets_say_how_they_are_to_be_treated() {
 
 #[test]
 fn every_datagram_has_a_treatment_of_its_own() {
-    let remote: IpAddr = "127.63.9.5".parse().unwrap();
+    let remote: Ipv4Addr = "127.63.9.5".parse().unwrap();
     let socket = listen(remote);
     let mut end = End::open(&config("127.63.9.4"), 64 << 10);
     end.add_ud(None);
     for ip_options in [WANTED, IpOptions { traffic_class: 0x20, hop_limit: 0 }, WANTED, IpOptions::default()]
     {
-        let to = Datagram { remote, dest_qpn: Qpn::new(7), qkey: 5, ip_options };
+        let to = Datagram { remote: remote.into(), dest_qpn: Qpn::new(7), qkey: 5, ip_options };
         end.qps[0].post_send(&SendRequest::new(1, Operation::Send, &end.sge(0, 64)).to(to)).unwrap();
         assert_eq!(next(&socket), usual(ip_options));
     }

@@ -7,7 +7,9 @@ use std::process::{Child, Command, Stdio};
 
 use nobounce_nic::links::Link;
 use nobounce_nic::links::shm::ShmLink;
-use nobounce_nic::links::udp::{UdpConfig, UdpLink};
+use nobounce_nic::links::udp::{LocalPorts, UdpConfig, UdpLink};
+
+use crate::plain::{own_network, plain_socket};
 
 /// A program that the test talks to.
 fn python(script: &str) -> Child {
@@ -57,7 +59,7 @@ fn packets_are_not_handed_to_another_user_under_the_name_of_a_slot() {
         return;
     }
     let mut to = UdpLink::open(&UdpConfig::new("127.30.0.6".parse().unwrap())).unwrap();
-    let from = std::net::UdpSocket::bind("127.30.0.7:4791").unwrap();
+    let from = plain_socket([127, 30, 0, 7].into());
     let mut gets = |uid: u32, slot: u8, counted: &str| {
         let script = format!(
             "import os,socket,sys\n\
@@ -93,39 +95,91 @@ fn packets_are_not_handed_to_another_user_under_the_name_of_a_slot() {
     assert_eq!(gets(0, 201, "handed_over"), "True", "one of our own user gets them");
 }
 
+/// A program of another user that binds RoCE's port of an address by all means that the kernel has,
+/// and tells whether one of them succeeded.
+fn other_user_takes(addr: &str) -> (Child, String) {
+    let script = format!(
+        "import os,socket,sys\n\
+         os.setuid(65534)\n\
+         held=[]\n\
+         for family,to in (socket.AF_INET,'{addr}'),(socket.AF_INET6,'::ffff:{addr}'),(socket.AF_INET6,'::1'):\n\
+         \x20for options in (),(socket.SO_REUSEPORT,),(socket.SO_REUSEADDR,),(socket.SO_REUSEPORT,socket.SO_REUSEADDR):\n\
+         \x20 for device in b'',b'lo':\n\
+         \x20  s=socket.socket(family,socket.SOCK_DGRAM)\n\
+         \x20  for option in options: s.setsockopt(socket.SOL_SOCKET,option,1)\n\
+         \x20  if device: s.setsockopt(socket.SOL_SOCKET,socket.SO_BINDTODEVICE,device)\n\
+         \x20  try: s.bind((to,4791)); held.append(s)\n\
+         \x20  except OSError as e: assert e.errno==98,e\n\
+         print('held' if held else 'free',flush=True)\n\
+         sys.stdin.read()"
+    );
+    let mut holder = python(&script);
+    let mut line = String::new();
+    BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    (holder, line.trim().to_owned())
+}
+
+/// The error of a device beside a program of another user that holds the port of an address.
+fn error_beside(held: &str, config: &UdpConfig) -> String {
+    let (mut holder, line) = other_user_takes(held);
+    let result = UdpLink::open(config);
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    assert_eq!(line, "held");
+    result.map_or_else(|error| error.to_string(), |_| String::new())
+}
+
 #[test]
 fn a_port_held_by_another_user_gives_a_sentence_that_names_the_user() {
     // SAFETY: geteuid reads one number of this process and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
+    if unsafe { libc::geteuid() } != 0 || !own_network() {
         println!("waived (only root can become another user to hold the port)");
         return;
     }
-    let mut holder = Command::new("python3")
-        .args([
-            "-c",
-            "import os,socket,sys\n\
-             os.setuid(65534)\n\
-             s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\n\
-             s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEPORT,1)\n\
-             s.bind(('127.29.0.1',4791))\n\
-             print('held',flush=True)\n\
-             sys.stdin.read()",
-        ])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let result = UdpLink::open(&UdpConfig::new("127.29.0.1".parse().unwrap()));
-    drop(holder.stdin.take());
-    holder.wait().unwrap();
-    assert_eq!(line, "held\n");
-    let error = result.unwrap_err().to_string();
-    assert!(
-        error.contains("UDP port 4791 on 127.29.0.1 is held by a program of another user (uid 65534"),
-        "{error}"
-    );
+    let own = UdpConfig::new("127.29.0.1".parse().unwrap());
+    let error = error_beside("127.29.0.1", &own);
+    let expected = "UDP port 4791 on 127.29.0.1 is held by a program of another user (uid 65534";
+    assert!(error.contains(expected), "{error}");
+    let error = error_beside("127.29.0.2", &own);
+    let expected = "UDP port 4791 on 127.29.0.2 is held by a program of another user (uid 65534";
+    assert!(error.contains(expected) && error.contains("NOBOUNCE_LOCAL_PORTS=any"), "{error}");
+    assert_eq!(error_beside("127.29.0.2", &UdpConfig { local_ports: LocalPorts::Any, ..own }), "");
+    let _holder = std::net::UdpSocket::bind("127.28.0.1:4791").unwrap();
+    let error = UdpLink::open(&UdpConfig::new("127.28.0.1".parse().unwrap())).unwrap_err().to_string();
+    assert!(error.contains("another program of this user"), "{error}");
+    assert!(error.contains("does not share it"), "{error}");
+}
+
+/// Who holds the port of any local address can send with the source address of any other.
+#[test]
+fn no_other_user_can_take_the_port_of_another_address() {
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    if unsafe { libc::geteuid() } != 0 || !own_network() {
+        println!("waived (only root can become another user)");
+        return;
+    }
+    let taken_beside = |devices: &[UdpLink]| {
+        let (mut holder, line) = other_user_takes("127.31.0.99");
+        drop(holder.stdin.take());
+        holder.wait().unwrap();
+        println!("{line} beside {} devices", devices.len());
+        line
+    };
+    let open = |last: u8, local_ports| {
+        let addr = std::net::IpAddr::from([127, 31, 0, last]);
+        UdpLink::open(&UdpConfig { local_ports, ..UdpConfig::new(addr) }).unwrap()
+    };
+    let mut devices = vec![open(1, LocalPorts::Any)];
+    assert_eq!(taken_beside(&devices), "held");
+    // With more sockets on a port the kernel searches them by address.
+    for last in 2..20 {
+        devices.push(open(last, LocalPorts::Own));
+        if [2, 19].contains(&last) {
+            assert_eq!(taken_beside(&devices), "free");
+        }
+    }
+    devices.truncate(1);
+    assert_eq!(taken_beside(&devices), "held");
 }
 
 fn near(addr: &str) -> ShmLink<UdpLink> {

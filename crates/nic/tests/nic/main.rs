@@ -32,6 +32,7 @@ mod noise;
 mod notices;
 mod objects;
 mod operations;
+mod plain;
 mod posting;
 mod presence;
 mod refusals;

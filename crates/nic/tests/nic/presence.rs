@@ -89,7 +89,7 @@ fn a_peer_that_never_answers_is_left_alone() {
     a.add_qp(QpLimits::default());
     connect(&b, 0, &a, 0, Mtu::Mtu1024);
     drop(a);
-    let other = std::net::UdpSocket::bind("127.58.2.1:4791").unwrap();
+    let other = crate::plain::plain_socket([127, 58, 2, 1].into());
     poll_for(&[&b], 20 * INTERVAL);
     assert_eq!(b.qps[0].state(), QpState::Rts);
     let mut asked = 0;

@@ -11,6 +11,9 @@ use super::OpenError;
 use super::steering::{NUMBER_AT, PROBE_LEN};
 use crate::links::wire_packets::SLOT_BYTE;
 
+/// The instruction of a socket filter that ends with a constant.
+const RET_K: u16 = 0x06;
+
 /// An address and port in the form system calls take.
 #[derive(Clone, Copy)]
 pub(super) struct SockAddr {
@@ -113,14 +116,7 @@ impl Socket {
     pub(super) fn new(addr: IpAddr) -> Result<Self, OpenError> {
         let os = |call| move |source| OpenError::Os { addr, call, source };
         let domain = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        // SAFETY: no pointers are passed; the result is checked before it is owned.
-        let fd =
-            unsafe { libc::socket(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(os("socket")(io::Error::last_os_error()));
-        }
-        // SAFETY: `fd` was just opened and has no other owner.
-        let this = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        let this = Self::of(domain).map_err(os("socket"))?;
         this.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(os("setsockopt(SO_REUSEPORT)"))?;
         if addr.is_ipv4() {
             this.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
@@ -134,6 +130,23 @@ impl Socket {
             this.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1).map_err(os("setsockopt(UDP_NO_CHECK6_RX)"))?;
         }
         Ok(this)
+    }
+
+    /// A socket for both families that shares its port.
+    pub(super) fn dual() -> io::Result<Self> {
+        let this = Self::of(libc::AF_INET6)?;
+        this.set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        this.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0)?;
+        Ok(this)
+    }
+
+    fn of(domain: libc::c_int) -> io::Result<Self> {
+        // SAFETY: no pointers are passed; the result is checked before it is owned.
+        let fd =
+            unsafe { libc::socket(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) };
+        check(fd)?;
+        // SAFETY: `fd` was just opened and has no other owner.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     pub(super) fn bind(&self, to: &SockAddr) -> io::Result<()> {
@@ -177,13 +190,17 @@ impl Socket {
         asked.ok().and_then(|hops| u8::try_from(hops).ok()).unwrap_or(0)
     }
 
+    /// Drops everything that arrives.
+    pub(super) fn drop_all(&self) -> io::Result<()> {
+        self.attach(libc::SO_ATTACH_FILTER, &mut [libc::sock_filter { code: RET_K, jt: 0, jf: 0, k: 0 }])
+    }
+
     /// Attaches the SO_REUSEPORT program. It selects the socket by the high byte of the destination
     /// QP number, the slot, except for slots with another number. Probes carry the number.
     pub(super) fn steer(&self, moved: &BTreeMap<u8, u8>) -> io::Result<()> {
         const LD_LEN: u16 = 0x80;
         const LDB_ABS: u16 = 0x30;
         const JEQ_K: u16 = 0x15;
-        const RET_K: u16 = 0x06;
         const RET_A: u16 = 0x16;
         let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
         let load = |at| instruction(LDB_ABS, 0, u32::try_from(at).unwrap_or(0));
@@ -200,6 +217,10 @@ impl Socket {
             code.push(instruction(RET_K, 0, u32::from(*number)));
         }
         code.push(answer);
+        self.attach(libc::SO_ATTACH_REUSEPORT_CBPF, &mut code)
+    }
+
+    fn attach(&self, option: libc::c_int, code: &mut [libc::sock_filter]) -> io::Result<()> {
         let len = u16::try_from(code.len()).map_err(io::Error::other)?;
         let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
         // SAFETY: the program and its instructions live through the call, which copies them.
@@ -207,7 +228,7 @@ impl Socket {
             libc::setsockopt(
                 self.fd(),
                 libc::SOL_SOCKET,
-                libc::SO_ATTACH_REUSEPORT_CBPF,
+                option,
                 (&raw const program).cast(),
                 size_of_len::<libc::sock_fprog>(),
             )
