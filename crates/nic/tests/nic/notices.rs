@@ -5,11 +5,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::{End, LIMIT, config, connect, pair, until};
+use crate::common::{End, LIMIT, config, connect, pair, pair_with, until};
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, RxDatagram, TxBatch};
 use nobounce_nic::soft::{
-    AsyncEvent, Channel, Cq, CqError, Device, Mtu, Psn, QpAttr, QpState, ResizeError, Status,
+    AsyncEvent, Channel, Config, Cq, CqError, Device, LinkChoice, Mtu, Progress, Psn, QpAttr, QpState,
+    ResizeError, Status, WorkKind,
 };
 use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 use nobounce_protocol::qp::QpEvent;
@@ -113,6 +114,33 @@ fn read_fd(fd: RawFd) -> std::io::Result<usize> {
 fn set_nonblocking(fd: RawFd) {
     // SAFETY: an open descriptor, and no pointers.
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+}
+
+/// A program that sleeps on completions takes its own first: `ib_send_lat -e` fails otherwise.
+#[test]
+fn a_send_completes_before_the_answer_to_it_arrives() {
+    const ROUNDS: usize = 300;
+    for link in [LinkChoice::Auto, LinkChoice::Udp] {
+        let config = Config { link, progress: Progress::Thread, ..config("127.52.9.1") };
+        let (a, b) = pair_with(&config, &config, 4096, MTU);
+        b.post_recv(0, 0, 8);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    b.completions(1);
+                    b.post_recv(0, 0, 8);
+                    b.post(Operation::Send, 0, 8);
+                    b.completions(1);
+                }
+            });
+            for round in 0..ROUNDS {
+                a.post_recv(round as u64, 0, 8);
+                a.post(Operation::Send, 0, 8);
+                let kinds: Vec<_> = a.completions(2).iter().map(|completion| completion.kind).collect();
+                assert_eq!(kinds, [WorkKind::Send, WorkKind::Receive], "{link:?}, round {round}");
+            }
+        });
+    }
 }
 
 #[test]

@@ -541,6 +541,13 @@ impl Qp {
         }
     }
 
+    /// Whether the application knows of a message that is not acknowledged yet, and has sent
+    /// something since. That may be the answer. Programs expect the completion of a SEND before the
+    /// answer to it: unless the peer's link sees to that, the ACK has to leave first.
+    pub fn owes_receipt(&self) -> bool {
+        self.responder.owes_receipt() && self.requester.has_more()
+    }
+
     /// The next response to send, if one may leave now. For callers that must hold back requests.
     pub fn poll_answer(&mut self, flush_acks: bool) -> Option<Transmit> {
         let params = self.params;

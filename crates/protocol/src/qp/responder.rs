@@ -93,6 +93,8 @@ pub(crate) struct Responder {
     fatal: Option<(u64, Syndrome)>,
     /// Packets accepted since the last ACK left.
     unacknowledged: u32,
+    /// A receive was completed since then.
+    receipt_owed: bool,
 }
 
 impl Responder {
@@ -108,6 +110,7 @@ impl Responder {
             dropped: 0,
             fatal: None,
             unacknowledged: 0,
+            receipt_owed: false,
         }
     }
 
@@ -123,6 +126,11 @@ impl Responder {
                 Some(Reply::Ack { .. }) => self.replies.len() > 1 || self.unacknowledged >= ACK_URGENT,
                 Some(_) => true,
             }
+    }
+
+    /// Whether the application knows of a message that is not acknowledged yet.
+    pub(crate) fn owes_receipt(&self) -> bool {
+        self.receipt_owed && self.has_replies()
     }
 
     pub(crate) fn has_replies(&self) -> bool {
@@ -425,6 +433,7 @@ impl Responder {
         out: &mut Out<'_>,
     ) {
         self.incoming = Incoming::None;
+        self.receipt_owed = true;
         out.completions.push_back(Completion::received(receive.wr_id, status, header, byte_len));
     }
 
@@ -536,7 +545,7 @@ impl Responder {
                 let mut header = Header::new(Opcode::Ack, params.dest_qpn, Psn::of(*psn));
                 header.xrc = params.xrc;
                 header.aeth = aeth(Syndrome::Ack(NO_CREDITS), self.msn);
-                self.unacknowledged = 0;
+                (self.unacknowledged, self.receipt_owed) = (0, false);
                 self.replies.pop_front();
                 Some(Transmit { header, payload: Payload::None })
             }
@@ -545,7 +554,7 @@ impl Responder {
                 header.xrc = params.xrc;
                 header.aeth = aeth(Syndrome::Ack(NO_CREDITS), *msn);
                 header.original = *original;
-                self.unacknowledged = 0;
+                (self.unacknowledged, self.receipt_owed) = (0, false);
                 self.replies.pop_front();
                 Some(Transmit { header, payload: Payload::None })
             }
@@ -572,7 +581,7 @@ impl Responder {
                 };
                 *sent += piece;
                 if last {
-                    self.unacknowledged = 0;
+                    (self.unacknowledged, self.receipt_owed) = (0, false);
                     self.replies.pop_front();
                 }
                 Some(Transmit { header, payload })

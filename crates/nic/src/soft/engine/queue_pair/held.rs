@@ -198,7 +198,12 @@ pub(crate) fn next_packet(
     flush: bool,
 ) -> Option<Transmit> {
     while !entry.gpu.held.as_ref().is_some_and(|held| held.has_packets()) {
-        let transmit = entry.qp.poll_transmit(now, room, flush)?;
+        // A receiver of UDP takes an ACK first that arrives behind a request.
+        let acks_first = entry.route.ring.is_some() && entry.qp.owes_receipt();
+        let transmit = match acks_first {
+            true => entry.qp.poll_answer(true)?,
+            false => entry.qp.poll_transmit(now, room, flush)?,
+        };
         if !transmit.header.opcode.is_response() || staging.is_settled(entry.owner()) {
             return Some(transmit);
         }
