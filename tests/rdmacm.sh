@@ -60,6 +60,22 @@ for count in 256 1000; do
     expect '^connect +:' "$folder/client" "cmtime"
 done
 
+# A stopped process of the address does not keep the others from connecting.
+port=$(free_port)
+run rping -s -a "$address" -p "$port" >"$folder/stopped" 2>&1 &
+holder=$!
+for ((look = 0; look < LOOKS; look++)); do
+    if offers "$port"; then break; fi
+    sleep 0.05
+done
+# Not its launcher, which hands signals on.
+stopped=$(pgrep -x -f "rping -s -a $address -p $port")
+kill -STOP "$stopped"
+SECONDS_EACH=20 pings -C 5 -S 64
+kill -CONT "$stopped"
+kill "$stopped"
+wait "$holder"
+
 for test in "ib_send_bw" "ib_write_bw -q 4" "ib_read_bw" "ib_atomic_bw" "ib_write_lat -C" "ib_send_lat -C -c UD -s 256" "ib_send_bw -z"; do
     port=$(free_port)
     together "$port" 0x0106 $test -R -F -n 50 -p "$port" -- $test -R -F -n 50 -p "$port" "$address"

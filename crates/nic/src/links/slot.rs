@@ -218,6 +218,11 @@ fn slot_name(addr: IpAddr, slot: impl std::fmt::Display) -> String {
     format!("nobounce/slot/{addr}/{slot}")
 }
 
+/// How many slots of an address are taken.
+pub(super) fn count(addr: IpAddr) -> usize {
+    unix::names_after(&slot_name(addr, "")).len()
+}
+
 /// The socket name of a service at an address.
 fn service_name(addr: IpAddr, service: u64) -> String {
     format!("nobounce/service/{addr}/{service:x}")

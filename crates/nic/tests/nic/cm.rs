@@ -139,8 +139,7 @@ fn devices_of_one_address_and_of_two() {
     }
 }
 
-/// CM messages arrive at the device with slot 0, or at the holder of its socket, which hands them
-/// to their owners.
+/// CM messages arrive at the devices of an address in turn, which hand them to their owners.
 #[test]
 fn a_device_without_connection_manager_hands_messages_over() {
     let mut plain = End::open(&config("127.61.1.1"), MIB);
@@ -149,8 +148,8 @@ fn a_device_without_connection_manager_hands_messages_over() {
     converse(&a, &b);
     let handed: u64 =
         plain.device.link_counters().iter().filter(|(n, _)| *n == "handed_over").map(|(_, n)| n).sum();
-    assert!(handed >= 5, "{handed} messages were handed over");
-    // Slot 0 closes: other devices now get its packets.
+    assert!(handed >= 1, "{handed} messages were handed over");
+    // Others now get its share.
     drop(plain);
     converse(&a, &b);
 }

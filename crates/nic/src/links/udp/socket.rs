@@ -11,6 +11,13 @@ use super::OpenError;
 use super::steering::{NUMBER_AT, PROBE_LEN};
 use crate::links::wire_packets::SLOT_BYTE;
 
+/// The bits of a QP number in a word.
+const QPN_MASK: u32 = 0xff_ffff;
+/// The queue pair of the connection manager.
+const GSI_QPN: u32 = 1;
+/// Offset of the byte of the sequence number that changes with each packet.
+const PSN_LOW_BYTE: usize = 11;
+
 /// The instruction of a socket filter that ends with a constant.
 const RET_K: u16 = 0x06;
 
@@ -196,10 +203,15 @@ impl Socket {
     }
 
     /// Attaches the SO_REUSEPORT program. It selects the socket by the high byte of the destination
-    /// QP number, the slot, except for slots with another number. Probes carry the number.
-    pub(super) fn steer(&self, moved: &BTreeMap<u8, u8>) -> io::Result<()> {
+    /// QP number, the slot, except for slots with another number. Probes carry the number. MADs,
+    /// which are for the host as a whole, take one socket after the other: a retransmission does not
+    /// go to a process again that is stopped.
+    pub(super) fn steer(&self, moved: &BTreeMap<u8, u8>, sockets: usize) -> io::Result<()> {
         const LD_LEN: u16 = 0x80;
         const LDB_ABS: u16 = 0x30;
+        const LDW_ABS: u16 = 0x20;
+        const AND_K: u16 = 0x54;
+        const MOD_K: u16 = 0x94;
         const JEQ_K: u16 = 0x15;
         const RET_A: u16 = 0x16;
         let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
@@ -210,8 +222,18 @@ impl Socket {
             instruction(JEQ_K, 2, u32::try_from(PROBE_LEN).unwrap_or(0)),
             load(NUMBER_AT),
             answer,
-            load(SLOT_BYTE),
         ];
+        if sockets > 1 {
+            code.extend([
+                instruction(LDW_ABS, 0, u32::try_from(SLOT_BYTE - 1).unwrap_or(0)),
+                instruction(AND_K, 0, QPN_MASK),
+                instruction(JEQ_K, 3, GSI_QPN),
+                load(PSN_LOW_BYTE),
+                instruction(MOD_K, 0, u32::try_from(sockets).unwrap_or(1)),
+                answer,
+            ]);
+        }
+        code.push(load(SLOT_BYTE));
         for (slot, number) in moved.iter().filter(|(slot, number)| slot != number) {
             code.push(instruction(JEQ_K, 1, u32::from(*slot)));
             code.push(instruction(RET_K, 0, u32::from(*number)));

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use super::socket::{SockAddr, Socket};
 use crate::links::handover::GroBurst;
 use crate::links::now_ns;
-use crate::links::slot::{PLACES, Slot, SlotPlace};
+use crate::links::slot::{self, PLACES, Slot, SlotPlace};
 use crate::links::unix;
 
 /// The first byte of a probe: neither a RoCE opcode nor one of our markers.
@@ -71,7 +71,7 @@ struct Probing {
 impl Steering {
     /// The program for a device that joins.
     pub(super) fn join(&mut self, socket: &Socket, slot: &Slot) -> io::Result<()> {
-        let done = socket.steer(&others(slot.addr(), slot.number()));
+        let done = socket.steer(&others(slot.addr(), slot.number()), slot::count(slot.addr()));
         self.is_impossible = done.is_err();
         // The slot may have been freed by a device that was not the last one.
         self.check = Some((now_ns(), CHECKS_NS.1));
@@ -185,7 +185,7 @@ impl Steering {
             }
             let mut program = moved.clone();
             program.insert(slot.number(), number);
-            if socket.steer(&program).is_err() {
+            if socket.steer(&program, slot::count(addr)).is_err() {
                 return;
             }
             known = Some(moved);

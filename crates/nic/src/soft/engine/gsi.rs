@@ -254,13 +254,11 @@ impl Engine {
         self.arm_gsi(now);
     }
 
-    /// Hands over MADs that we sent to this address. The socket of slot 0 receives them; if that is
-    /// ours, they must not wait for the next poll: the process may exit before.
+    /// Hands over MADs that we sent to this address. If our own socket received them, they must not
+    /// wait for the next poll: the process may exit before.
     pub(crate) fn route_own_mads(&mut self) {
-        if self.link.slot() == 0 {
-            self.link.poll_control();
-            self.progress();
-        }
+        self.link.poll_control();
+        self.progress();
     }
 
     fn send_gsi(&mut self) {
@@ -296,11 +294,8 @@ impl Engine {
     }
 
     /// The device or its process ends: disconnects its peers. MADs to other devices of this address
-    /// arrive at this socket if it has the first slot. They are handed over before it closes.
+    /// may arrive at this socket. They are handed over before it closes.
     pub(crate) fn hang_up(&mut self) {
-        if self.core.gsi.agent.is_none() {
-            return;
-        }
         self.empty_socket();
         let Some(agent) = &mut self.core.gsi.agent else { return };
         agent.cm.end_all(now_ns());
