@@ -19,10 +19,6 @@ const GID_TABLE: u32 = DeviceLimits::OURS.gid_table;
 const GIDS: u32 = DeviceLimits::OURS.gids;
 /// The only partition: the default one, as a full member.
 const PKEY: u16 = 0xffff;
-/// 4X at 10 Gb/s: what a pair of sockets on one machine carries.
-const WIDTH_4X: u8 = 2;
-const SPEED_10: u8 = 4;
-const SPEED_100_MBPS: u64 = 400;
 /// The link is up.
 const PHYS_STATE_LINK_UP: u8 = 5;
 /// The kernel's sysfs number of RoCE v2, which differs from the API's.
@@ -43,6 +39,7 @@ fn check(port: u32, index: u32) -> Result<(), Errno> {
 }
 
 fn attributes(context: &ContextObject) -> verbs::PortAttr {
+    let speed = context.soft.speed();
     verbs::PortAttr {
         state: verbs::IBV_PORT_ACTIVE,
         max_mtu: mtu_code(Mtu::Mtu4096),
@@ -60,13 +57,13 @@ fn attributes(context: &ContextObject) -> verbs::PortAttr {
         sm_sl: 0,
         subnet_timeout: 0,
         init_type_reply: 0,
-        active_width: WIDTH_4X,
-        active_speed: SPEED_10,
+        active_width: speed.width,
+        active_speed: speed.lane,
         phys_state: PHYS_STATE_LINK_UP,
         link_layer: verbs::IBV_LINK_LAYER_ETHERNET,
         flags: verbs::IBV_QPF_GRH_REQUIRED,
         port_cap_flags2: 0,
-        active_speed_ex: u32::from(SPEED_10),
+        active_speed_ex: speed.lane.into(),
     }
 }
 
@@ -103,10 +100,11 @@ pub(crate) unsafe extern "C" fn query_port_speed(
     speed: *mut u64,
 ) -> c_int {
     entry::code(|| {
-        ContextObject::find(context)?;
+        let context = ContextObject::find(context)?;
         check(port, 0)?;
+        // In units of 100 Mb/s.
         // SAFETY: the caller passes a valid place.
-        unsafe { *speed = SPEED_100_MBPS };
+        unsafe { *speed = 10 * u64::from(context.soft.speed().gigabits()) };
         Ok(())
     })
 }

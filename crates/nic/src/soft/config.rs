@@ -10,6 +10,7 @@ use crate::links::fault::{FaultConfig, ParseFaultError};
 use crate::links::udp::LocalPorts;
 use crate::links::{LinkChoice, UnknownLink};
 use crate::process::cpu::allowed_cpus;
+use crate::soft::port_speed::PortSpeed;
 
 /// How to open a device. [`Config::from_env`] reads the environment.
 #[derive(Clone, Debug)]
@@ -36,6 +37,8 @@ pub struct Config {
     /// How often peers that are reached by UDP are asked whether they live; one that answered
     /// before and is silent for three intervals is dead. `None`: never.
     pub keep_alive: Option<Duration>,
+    /// The speed that the port states.
+    pub speed: PortSpeed,
 }
 
 impl Default for Config {
@@ -51,6 +54,7 @@ impl Default for Config {
             progress: Progress::default(),
             local_ports: LocalPorts::default(),
             keep_alive: None,
+            speed: PortSpeed::default(),
         }
     }
 }
@@ -139,6 +143,9 @@ pub enum ConfigError {
     /// NOBOUNCE_KEEPALIVE.
     #[error("invalid NOBOUNCE_KEEPALIVE {0:?}: expected off, or seconds from 0.01 to 3600")]
     KeepAlive(String),
+    /// NOBOUNCE_SPEED.
+    #[error("invalid NOBOUNCE_SPEED {0:?}: expected 10, 25, 40, 50, 100, 200 or 400 (Gb/s)")]
+    Speed(String),
     /// NOBOUNCE_FAULT.
     #[error("NOBOUNCE_FAULT: {0}")]
     Fault(#[from] ParseFaultError),
@@ -147,7 +154,7 @@ pub enum ConfigError {
 impl Config {
     /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`,
     /// `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`, `NOBOUNCE_ENGINES`, `NOBOUNCE_PROGRESS`,
-    /// `NOBOUNCE_LOCAL_PORTS` and `NOBOUNCE_KEEPALIVE`.
+    /// `NOBOUNCE_LOCAL_PORTS`, `NOBOUNCE_KEEPALIVE` and `NOBOUNCE_SPEED`.
     ///
     /// # Errors
     /// Reports which variable is invalid, and why.
@@ -178,6 +185,9 @@ impl Config {
         }
         if let Ok(text) = std::env::var("NOBOUNCE_KEEPALIVE") {
             config.keep_alive = parse_keep_alive(&text)?;
+        }
+        if let Ok(speed) = std::env::var("NOBOUNCE_SPEED") {
+            config.speed = speed.parse()?;
         }
         config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
         Ok(config)

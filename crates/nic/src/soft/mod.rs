@@ -17,6 +17,7 @@ mod lifecycle;
 mod limits;
 mod local;
 mod objects;
+mod port_speed;
 mod progress;
 
 pub use crate::links::udp::LocalPorts;
@@ -45,3 +46,4 @@ pub use objects::qp::{ModifyError, Qp, QpInit};
 pub use objects::register::{NewMemory, Rereg};
 pub use objects::srq::{CreateSrqError, Srq, SrqLimitError, SrqLimits, SrqResizeError};
 pub use objects::xrc::XrcDomain;
+pub use port_speed::PortSpeed;

@@ -27,6 +27,7 @@ use crate::soft::limits::{Count, CountGuard, CreateError, DeviceLimits};
 use crate::soft::objects::cq::Cq;
 use crate::soft::objects::qp::{Qp, QpInit};
 use crate::soft::objects::srq::{CreateSrqError, Srq, SrqLimits};
+use crate::soft::port_speed::PortSpeed;
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::set::{EngineSet, LinkMaker};
 use crate::tally::PathCounters;
@@ -98,6 +99,7 @@ pub struct Device {
     pub(crate) shared: Arc<Shared>,
     local: IpAddr,
     max_mtu: Mtu,
+    speed: PortSpeed,
 }
 
 impl Device {
@@ -109,7 +111,9 @@ impl Device {
     pub fn open(config: &Config) -> Result<Self, OpenError> {
         let maker = LinkMaker::new(config)?;
         let link = maker.link(0)?;
-        Self::with(link, (Some(maker), config.engines()), config.progress.mode(), config.keep_alive)
+        let engines = (Some(maker), config.engines());
+        let device = Self::with(link, engines, config.progress.mode(), config.keep_alive)?;
+        Ok(Self { speed: config.speed, ..device })
     }
 
     /// A device with one engine, on the caller's link.
@@ -144,7 +148,7 @@ impl Device {
         let (counts, next_id) = (ObjectCounts::default(), AtomicU32::new(1));
         let shared =
             Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
-        Ok(Self { shared, local, max_mtu })
+        Ok(Self { shared, local, max_mtu, speed: PortSpeed::default() })
     }
 
     /// Its address.
@@ -155,6 +159,11 @@ impl Device {
     /// The largest path MTU whose packets fit the interface.
     pub fn max_mtu(&self) -> Mtu {
         self.max_mtu
+    }
+
+    /// The speed that its port states.
+    pub fn speed(&self) -> PortSpeed {
+        self.speed
     }
 
     /// Its limits.
