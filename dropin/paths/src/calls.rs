@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{mode_t, size_t, ssize_t};
 
 use crate::original::Original;
-use crate::view::{Room, see};
+use crate::view::{Answer, Room, see};
 
 /// One line for each call: its name, its arguments with a semicolon in place of the path, and its
 /// return type. Last comes its return value (with ENOSYS) where the C library lacks the function. A
@@ -27,7 +27,9 @@ macro_rules! calls {
                 let path = unsafe { see(path, &mut room) };
                 // SAFETY: the same arguments but for the path, which is a C string in our room or
                 // the caller's own.
-                unsafe { original($($before,)* path, $($after),*) }
+                let answer = unsafe { original($($before,)* path, $($after),*) };
+                // SAFETY: a path that the C library resolved is in the caller's buffer or a new one.
+                unsafe { answer.as_seen() }
             }
         )*
 
@@ -101,6 +103,7 @@ calls! {
     realpath(; resolved: *mut c_char) -> *mut c_char, std::ptr::null_mut();
     __realpath_chk(; resolved: *mut c_char, room_for: size_t) -> *mut c_char, std::ptr::null_mut();
     canonicalize_file_name(; ) -> *mut c_char, std::ptr::null_mut();
+    chdir(; ) -> c_int, -1;
     opendir(; ) -> *mut c_void, std::ptr::null_mut();
     scandir(; names: *mut *mut *mut c_void, filter: Filter, order: Order) -> c_int, -1;
     scandir64(; names: *mut *mut *mut c_void, filter: Filter, order: Order) -> c_int, -1;

@@ -1,7 +1,7 @@
 //! The folder that stands for the root, and the paths that are looked up below it.
 
 use std::cell::UnsafeCell;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -13,7 +13,15 @@ const PATH_MAX: usize = 4096;
 const ROOT_MAX: usize = 512;
 
 /// Redirected prefixes. A longer name (`/sys/class/infiniband_mad`) is another folder.
-const PREFIXES: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
+const PREFIXES: [&[u8]; 5] = [
+    b"/sys/class/infiniband",
+    b"/sys/class/infiniband_verbs",
+    b"/dev/infiniband",
+    b"/sys/devices/virtual/nobounce",
+    b"/sys/kernel/mm/memory_peers",
+];
+/// The first bytes of all of them, and of few other paths.
+const STARTS: [&[u8]; 4] = [b"/sys/class/i", b"/dev/i", b"/sys/devices/virtual/n", b"/sys/kernel/mm/me"];
 
 const UNKNOWN: u8 = 0;
 const BUSY: u8 = 1;
@@ -83,10 +91,8 @@ impl Room {
 #[inline]
 pub(crate) unsafe fn see(path: *const c_char, room: &mut Room) -> *const c_char {
     // Nearly every path ends here, after a few bytes.
-    // SAFETY: as the caller promises; the second byte is read only after the first is not the end.
-    let ours = unsafe {
-        !path.is_null() && starts(path, b"/sys/class/i") || !path.is_null() && starts(path, b"/dev/i")
-    };
+    // SAFETY: as the caller promises.
+    let ours = !path.is_null() && STARTS.iter().any(|start| unsafe { starts(path, start) });
     if !ours {
         return path;
     }
@@ -101,16 +107,54 @@ unsafe fn starts(path: *const c_char, wanted: &[u8]) -> bool {
     wanted.iter().enumerate().all(|(at, byte)| unsafe { path.cast::<u8>().add(at).read() } == *byte)
 }
 
+/// Whether a path that ends with a NUL is one of the view's.
+fn is_shown(bytes: &[u8]) -> bool {
+    let rests = PREFIXES.iter().filter_map(|prefix| bytes.strip_prefix(*prefix));
+    rests.into_iter().any(|rest| matches!(rest.first(), Some(b'/' | 0)))
+}
+
+/// What a call returns.
+pub(crate) trait Answer {
+    /// The answer without the folder that stands for the root.
+    ///
+    /// # Safety
+    /// A path is null, or a C string that may be written.
+    unsafe fn as_seen(self) -> Self;
+}
+
+/// A resolved path.
+impl Answer for *mut c_char {
+    unsafe fn as_seen(self) -> Self {
+        if self.is_null() {
+            return self;
+        }
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { CStr::from_ptr(self) }.to_bytes_with_nul();
+        let below = root().and_then(|root| bytes.strip_prefix(root)).filter(|rest| is_shown(rest));
+        if let Some((start, len)) = below.map(|rest| (rest.as_ptr(), rest.len())) {
+            // SAFETY: both are in the same string, and the second is longer by the root.
+            unsafe { self.cast::<u8>().copy_from(start, len) };
+        }
+        self
+    }
+}
+
+macro_rules! no_path {
+    ($($kind:ty)*) => { $(impl Answer for $kind {
+        unsafe fn as_seen(self) -> Self {
+            self
+        }
+    })* };
+}
+no_path!(c_int isize *mut c_void);
+
 /// # Safety
 /// `path` is a C string.
 #[cold]
 unsafe fn below_view(path: *const c_char, room: &mut Room) -> *const c_char {
     // SAFETY: as the caller promises.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
-    let shown = PREFIXES
-        .iter()
-        .any(|prefix| bytes.strip_prefix(*prefix).is_some_and(|rest| matches!(rest.first(), Some(b'/' | 0))));
-    let Some(root) = shown.then(root).flatten() else { return path };
+    let Some(root) = is_shown(bytes).then(root).flatten() else { return path };
     let length = root.len() + bytes.len();
     if length > PATH_MAX {
         return path; // the kernel will say ENAMETOOLONG, or that there is no such file

@@ -22,6 +22,14 @@ impl View {
     fn new(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("paths-test-{name}-{}", std::process::id()));
         fs::create_dir_all(root.join("sys/class/infiniband/nb0")).unwrap();
+        fs::create_dir_all(root.join("sys/devices/virtual/nobounce/nb1")).unwrap();
+        fs::create_dir_all(root.join("sys/kernel/mm/memory_peers/nv_mem")).unwrap();
+        fs::write(root.join("sys/devices/virtual/nobounce/nb1/fw_ver"), "1.3\n").unwrap();
+        std::os::unix::fs::symlink(
+            "../../devices/virtual/nobounce/nb1",
+            root.join("sys/class/infiniband/nb1"),
+        )
+        .unwrap();
         fs::create_dir_all(root.join("dev/infiniband")).unwrap();
         fs::write(root.join("sys/class/infiniband/nb0/fw_ver"), "1.2\n").unwrap();
         std::os::unix::fs::symlink("nb0", root.join("sys/class/infiniband/link")).unwrap();
@@ -65,6 +73,28 @@ fn tools_of_the_system_see_it() {
     let text = String::from_utf8_lossy(&listed.stdout);
     assert!(listed.status.success() && text.contains("fw_ver") && text.contains("uverbs0"), "{listed:?}");
     assert_eq!(view.run("cat", &["/sys/class/infiniband/link/fw_ver"]).stdout, b"1.2\n");
+    assert!(view.run("ls", &["/sys/kernel/mm/memory_peers/nv_mem"]).status.success());
+}
+
+/// The C library's resolution, that of coreutils and Python, which follow each link themselves, and
+/// the shell's give one path, and it can be opened.
+#[test]
+fn paths_are_resolved_as_on_sysfs() {
+    let view = View::new("resolved");
+    let (link, real) = ("/sys/class/infiniband/nb1", "/sys/devices/virtual/nobounce/nb1\n");
+    let script = format!("import os; print(os.path.realpath('{link}'))");
+    let shell = format!("cd {link} && cat fw_ver && cd /sys/class/infiniband && cd nb1 && cat fw_ver");
+    for (program, arguments, expected) in [
+        ("realpath", &[link][..], real),
+        ("readlink", &["-f", link], real),
+        ("python3", &["-c", &script], real),
+        ("cat", &["/sys/devices/virtual/nobounce/nb1/fw_ver"], "1.3\n"),
+        ("bash", &["-c", &shell], "1.3\n1.3\n"),
+        ("dash", &["-c", &shell], "1.3\n1.3\n"),
+    ] {
+        let ran = view.run(program, arguments);
+        assert_eq!(String::from_utf8_lossy(&ran.stdout), expected, "{program}: {ran:?}");
+    }
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 pub(crate) const VARIABLE: &str = "NOBOUNCE_DROPIN";
 /// What is preloaded into every process of the command.
 pub(crate) const PRELOAD: &str = "libnobounce-paths.so";
-/// What makes a folder the drop-in folder.
-const VERBS: &str = "libibverbs.so.1";
+/// Preloaded as well: some programs bring a copy under another name.
+pub(crate) const VERBS: &str = "libibverbs.so.1";
 
 /// The folder is missing or not usable.
 #[derive(Debug, thiserror::Error)]

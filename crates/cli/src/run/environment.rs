@@ -20,11 +20,20 @@ pub(crate) struct Given<'a> {
     pub(crate) gpus: usize,
     /// How many engines a device has at most.
     pub(crate) engines: usize,
+    /// How many devices there are, nb0 and so on.
+    pub(crate) devices: usize,
+    /// The machine has RDMA adapters of its own.
+    pub(crate) adapters: bool,
 }
 
 /// How many GPUs NVIDIA's driver knows here.
 pub(crate) fn gpus() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
+}
+
+/// Whether the machine has RDMA adapters.
+pub(crate) fn has_adapters() -> bool {
+    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut all| all.next().is_some())
 }
 
 /// A variable of the command.
@@ -49,6 +58,17 @@ const DEFAULTS: [(&str, &str, &str); 3] = [
         "2",
         "NCCL 2.28.7 and 2.28.9 crash when they choose a GIN type without an mlx5 adapter; 2 is the proxy",
     ),
+];
+
+/// The same, for UCX, on machines without other adapters for it.
+const UCX: [(&str, &str, &str); 3] = [
+    (
+        "UCX_TLS",
+        "rc_verbs,ud_verbs,cuda_copy,self",
+        "use nb0 for all peers; UCX_TLS=all adds TCP, and shared memory and CUDA IPC within the machine",
+    ),
+    ("UCX_FENCE_MODE", "weak", "the default fence of UCX 1.20 and later fails on adapters other than mlx5"),
+    ("UCX_WARN_UNUSED_ENV_VARS", "n", "not every release of UCX knows the variables above"),
 ];
 
 /// The same, on machines with GPUs.
@@ -101,14 +121,19 @@ pub(crate) fn variables(
     now: impl Fn(&str) -> Option<OsString>,
 ) -> Vec<Variable> {
     let variable = |name, value, reason| Variable { name, value, reason };
-    let preload = in_front(&given.dropin.join(dropin::PRELOAD), now("LD_PRELOAD"));
+    let verbs = in_front(&given.dropin.join(dropin::VERBS), now("LD_PRELOAD"));
+    let preload = in_front(&given.dropin.join(dropin::PRELOAD), Some(verbs));
     let mut all = vec![
         variable(
             "LD_LIBRARY_PATH",
             in_front(given.dropin, now("LD_LIBRARY_PATH")),
             "load the drop-in libibverbs, librdmacm and libgdrapi first",
         ),
-        variable("LD_PRELOAD", preload, "show nb0 in the InfiniBand directories of sysfs"),
+        variable(
+            "LD_PRELOAD",
+            preload,
+            "show nb0 in the InfiniBand directories of sysfs, and to wheels that bring a libibverbs of another name",
+        ),
         variable("NOBOUNCE_VIEW", given.view.into(), "directory of that sysfs view"),
         variable("NOBOUNCE_REPORT", given.report.into(), "directory for the reports of the devices"),
     ];
@@ -127,11 +152,17 @@ pub(crate) fn variables(
             .into_iter()
             .filter_map(|(name, value)| Some(variable(name, value?, "set by an option of nobounce run"))),
     );
-    let missing = DEFAULTS.into_iter().chain(for_gpus(given, &now));
+    let ucx = UCX.into_iter().filter(|_| !given.adapters);
+    let missing = DEFAULTS.into_iter().chain(for_gpus(given, &now)).chain(ucx);
     for (name, value, reason) in missing {
         if now(name).is_none() && !all.iter().any(|set| set.name == name) {
             all.push(variable(name, value.into(), reason));
         }
+    }
+    if !given.adapters && now("UCX_NET_DEVICES").is_none() {
+        let devices: Vec<String> = (0..given.devices).map(|number| format!("nb{number}:1")).collect();
+        let reason = "UCX would send a part of each transfer by TCP over other interfaces";
+        all.push(variable("UCX_NET_DEVICES", devices.join(",").into(), reason));
     }
     all
 }
@@ -178,6 +209,8 @@ mod tests {
         report: Path::new("/r"),
         gpus,
         engines,
+        devices: 1,
+        adapters: false,
     };
 
     fn with(args: &RunArgs, now: &[(&str, &str)]) -> Vec<Variable> {
@@ -202,13 +235,28 @@ mod tests {
             ],
         );
         assert_eq!(value(&all, "LD_LIBRARY_PATH"), Some("/lib/nb:/a::/b"));
-        assert_eq!(value(&all, "LD_PRELOAD"), Some("/lib/nb/libnobounce-paths.so:libx.so"));
+        assert_eq!(
+            value(&all, "LD_PRELOAD"),
+            Some("/lib/nb/libnobounce-paths.so:/lib/nb/libibverbs.so.1:libx.so")
+        );
         assert_eq!(value(&all, "NCCL_NET_GDR_LEVEL"), None);
         assert_eq!(
             value(&all, "NOBOUNCE_ADDR"),
             None,
             "nothing was typed, so the user's own variable counts"
         );
+    }
+
+    #[test]
+    fn ucx_is_kept_to_nb0_unless_the_machine_has_adapters() {
+        let given = |devices, adapters| Given { devices, adapters, ..GIVEN(0, 1) };
+        let all = variables(&RunArgs::default(), &given(2, false), |_| None);
+        assert_eq!(value(&all, "UCX_NET_DEVICES"), Some("nb0:1,nb1:1"));
+        assert!(value(&all, "UCX_TLS").is_some_and(|list| list.starts_with("rc_verbs,")));
+        let all = variables(&RunArgs::default(), &given(1, true), |_| None);
+        assert!(!all.iter().any(|set| set.name.starts_with("UCX_")));
+        let set = with(&RunArgs::default(), &[("UCX_TLS", "all"), ("UCX_NET_DEVICES", "all")]);
+        assert!(value(&set, "UCX_TLS").or(value(&set, "UCX_NET_DEVICES")).is_none());
     }
 
     #[test]

@@ -23,12 +23,14 @@ use anyhow::Context;
 use nobounce::Config;
 use nobounce::nic::links::OpenError;
 use nobounce::nic::links::fault::FaultConfig;
+use nobounce::nic::soft::PortSpeed;
 
 use self::args::RunArgs;
 
 /// The command: arguments in, exit code out. An error is exit code 2.
 pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let addrs = check(args)?;
+    let speed = std::env::var("NOBOUNCE_SPEED").map_or(Ok(PortSpeed::default()), |speed| speed.parse())?;
     let executable = std::env::current_exe().context("cannot find the path of the nobounce program")?;
     let dropin = dropin::find(std::env::var_os(dropin::VARIABLE).map(Into::into), &executable)?;
 
@@ -42,7 +44,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     std::fs::DirBuilder::new()
         .mode(0o700)
         .create(&reports)
-        .and_then(|()| view::make(&view, &addrs, &view::System::here()))
+        .and_then(|()| view::make(&view, &addrs, speed, &view::System::here()))
         .with_context(|| {
             format!("cannot create the directories of the run in {}", scratch.path().display())
         })?;
@@ -53,7 +55,16 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         eprintln!("nobounce: {warning}");
     }
     let (gpus, engines) = (environment::gpus(), engines(args));
-    let given = environment::Given { dropin: &dropin, view: &view, report: &reports, gpus, engines };
+    let (devices, adapters) = (addrs.len(), environment::has_adapters());
+    let given = environment::Given {
+        dropin: &dropin,
+        view: &view,
+        report: &reports,
+        gpus,
+        engines,
+        devices,
+        adapters,
+    };
     let (program, arguments) = args.command.split_first().context("no command given")?;
     let mut command = Command::new(program);
     let variables = environment::variables(args, &given, now);

@@ -10,12 +10,15 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use nobounce::nic::soft::DeviceLimits;
+use nobounce::nic::soft::{DeviceLimits, PortSpeed};
 
 /// Vendor and device IDs for programs that look for adapters they know. Neither is assigned: a real
 /// ID such as 0x1d0f would activate code for other hardware.
 const VENDOR: &str = "0x6e62";
 const PART: &str = "0x0001";
+
+/// Where kernel modules announce that adapters reach memory of other devices.
+const MEMORY_PEERS: &str = "sys/kernel/mm/memory_peers";
 
 /// The real folders, from where the links to real devices go.
 #[derive(Debug)]
@@ -32,7 +35,7 @@ impl System<'static> {
 }
 
 /// Writes the tree below `root`: one device for each address.
-pub(crate) fn make(root: &Path, addrs: &[IpAddr], system: &System<'_>) -> io::Result<()> {
+pub(crate) fn make(root: &Path, addrs: &[IpAddr], speed: PortSpeed, system: &System<'_>) -> io::Result<()> {
     let class = root.join("sys/class/infiniband");
     let verbs = root.join("sys/class/infiniband_verbs");
     let nodes = root.join("dev/infiniband");
@@ -46,13 +49,24 @@ pub(crate) fn make(root: &Path, addrs: &[IpAddr], system: &System<'_>) -> io::Re
         fs::write(verbs.join("abi_version"), "6\n")?;
     }
 
+    // Programs take it as a sign that GPU memory can be registered. That of a real adapter depends
+    // on a kernel module.
+    let has_adapters =
+        fs::read_dir(system.sys.join("class/infiniband")).is_ok_and(|mut all| all.next().is_some());
+    let (peers, real_peers) = (root.join(MEMORY_PEERS), system.sys.join("kernel/mm/memory_peers"));
+    fs::create_dir_all(&peers)?;
+    link_all(&real_peers, &peers)?;
+    if !has_adapters && !peers.join("nv_mem").exists() {
+        write(&peers.join("nv_mem"), &[("version", "1.0-0")])?;
+    }
+
     let first = first_free(&verbs)?;
     for (number, addr) in addrs.iter().enumerate() {
         let (name, node) = (format!("nb{number}"), format!("uverbs{}", first + number));
         let device = root.join("sys/devices/virtual/nobounce").join(&name);
         let here = device.join("infiniband").join(&name);
         write(&device, &[("numa_node", "-1"), ("vendor", VENDOR), ("device", PART)])?;
-        write_device(&here, &name, addr)?;
+        write_device(&here, &name, addr, speed)?;
         symlink("../..", here.join("device"))?;
         if let Some(interface) = interface_of(addr) {
             fs::create_dir_all(device.join("net"))?;
@@ -67,7 +81,7 @@ pub(crate) fn make(root: &Path, addrs: &[IpAddr], system: &System<'_>) -> io::Re
     Ok(())
 }
 
-fn write_device(here: &Path, name: &str, addr: &IpAddr) -> io::Result<()> {
+fn write_device(here: &Path, name: &str, addr: &IpAddr, speed: PortSpeed) -> io::Result<()> {
     let version = env!("CARGO_PKG_VERSION");
     let description = format!("nobounce {name}");
     write(
@@ -87,7 +101,7 @@ fn write_device(here: &Path, name: &str, addr: &IpAddr) -> io::Result<()> {
         &[
             ("state", "4: ACTIVE"),
             ("phys_state", "5: LinkUp"),
-            ("rate", "40 Gb/sec (4X QDR)"),
+            ("rate", &speed.rate()),
             ("link_layer", "Ethernet"),
             ("lid", "0x0"),
             ("lid_mask_count", "0"),
@@ -182,7 +196,8 @@ mod tests {
     fn two_devices_and_what_programs_read_of_them() {
         let root = folder("two");
         let none = System { sys: Path::new("/no/such"), dev: Path::new("/no/such") };
-        make(&root, &["127.0.0.7".parse().unwrap(), "::1".parse().unwrap()], &none).unwrap();
+        make(&root, &["127.0.0.7".parse().unwrap(), "::1".parse().unwrap()], PortSpeed::default(), &none)
+            .unwrap();
         let class = root.join("sys/class/infiniband");
         assert_eq!(read(&class.join("nb0/ports/1/gids/0")), "0000:0000:0000:0000:0000:ffff:7f00:0007");
         assert_eq!(read(&class.join("nb1/ports/1/gids/0")), "0000:0000:0000:0000:0000:0000:0000:0001");
@@ -192,6 +207,7 @@ mod tests {
         assert!(gid(3) == gid(0) && gid(7) == "0000:0000:0000:0000:0000:0000:0000:0000");
         assert!(fs::symlink_metadata(class.join("nb0/device/net/lo")).unwrap().is_symlink());
         assert_eq!(read(&class.join("nb0/device/numa_node")), "-1");
+        assert_eq!(read(&root.join("sys/kernel/mm/memory_peers/nv_mem/version")), "1.0-0");
         // As some programs find the PCI device: two folders above the real one.
         let real = class.join("nb1").canonicalize().unwrap();
         assert_eq!(read(&real.join("../../vendor")), VENDOR);
@@ -209,8 +225,10 @@ mod tests {
         fs::create_dir_all(system.join("dev/infiniband")).unwrap();
         fs::write(system.join("dev/infiniband/uverbs2"), "real").unwrap();
         let there = System { sys: &system.join("sys"), dev: &system.join("dev") };
-        make(&root, &["127.0.0.7".parse().unwrap()], &there).unwrap();
+        make(&root, &["127.0.0.7".parse().unwrap()], PortSpeed::default(), &there).unwrap();
         assert!(root.join("sys/class/infiniband/mlx5_0/ports").is_dir());
+        let peers = root.join("sys/kernel/mm/memory_peers");
+        assert!(!peers.join("nv_mem").exists(), "the real adapter has no peer memory");
         assert_eq!(read(&root.join("dev/infiniband/uverbs2")), "real");
         assert_eq!(read(&root.join("sys/class/infiniband_verbs/uverbs3/ibdev")), "nb0");
         fs::remove_dir_all(&root).unwrap();
