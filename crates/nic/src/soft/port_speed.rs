@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::ConfigError;
+use super::config::ConfigError;
 
 /// A speed that verbs can express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
