@@ -29,7 +29,7 @@ macro_rules! calls {
                 // the caller's own.
                 let answer = unsafe { original($($before,)* path, $($after),*) };
                 // SAFETY: a path that the C library resolved is in the caller's buffer or a new one.
-                unsafe { answer.as_seen() }
+                unsafe { answer.shown() }
             }
         )*
 

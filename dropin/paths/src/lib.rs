@@ -6,6 +6,7 @@
 //! C library sets it. A library loaded by dlopen cannot interpose the C library, hence the preload.
 
 mod calls;
+mod copies;
 mod original;
 mod view;
 

@@ -5,11 +5,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The environment variable that names the folder.
-const VARIABLE: &CStr = c"NOBOUNCE_VIEW";
+use crate::copies;
+
 /// No path is longer for the kernel.
-const PATH_MAX: usize = 4096;
-/// The folder's own path; a longer one is not taken.
+pub(crate) const PATH_MAX: usize = 4096;
+/// The path of a folder of ours; a longer one is not taken.
 const ROOT_MAX: usize = 512;
 
 /// Redirected prefixes. A longer name (`/sys/class/infiniband_mad`) is another folder.
@@ -20,6 +20,8 @@ const PREFIXES: [&[u8]; 5] = [
     b"/sys/devices/virtual/nobounce",
     b"/sys/kernel/mm/memory_peers",
 ];
+/// The list of devices that rdma-core reads.
+const VERBS_DEVICES: &[u8] = b"/sys/class/infiniband_verbs";
 /// The first bytes of all of them, and of few other paths.
 const STARTS: [&[u8]; 4] = [b"/sys/class/i", b"/dev/i", b"/sys/devices/virtual/n", b"/sys/kernel/mm/me"];
 
@@ -28,8 +30,9 @@ const BUSY: u8 = 1;
 const NONE: u8 = 2;
 const READY: u8 = 3;
 
-/// The folder's path, copied: programs overwrite their environment (setproctitle does).
-struct Root {
+/// The path of a folder, copied from the environment: programs overwrite it (setproctitle does).
+pub(crate) struct Folder {
+    variable: &'static CStr,
     state: AtomicU8,
     bytes: UnsafeCell<[u8; ROOT_MAX]>,
     length: UnsafeCell<usize>,
@@ -37,42 +40,57 @@ struct Root {
 
 // SAFETY: only the caller that moved `state` from UNKNOWN to BUSY writes, and others read only
 // after READY.
-unsafe impl Sync for Root {}
+unsafe impl Sync for Folder {}
 
-static ROOT: Root =
-    Root { state: AtomicU8::new(UNKNOWN), bytes: UnsafeCell::new([0; ROOT_MAX]), length: UnsafeCell::new(0) };
+/// What stands for the root.
+static ROOT: Folder = Folder::new(c"NOBOUNCE_VIEW");
+/// Where the processes of a run leave their reports.
+pub(crate) static REPORT: Folder = Folder::new(c"NOBOUNCE_REPORT");
 
-/// Reads the environment, once.
-pub(crate) fn find() {
-    if ROOT.state.compare_exchange(UNKNOWN, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        return;
+impl Folder {
+    const fn new(variable: &'static CStr) -> Self {
+        let (bytes, length) = (UnsafeCell::new([0; ROOT_MAX]), UnsafeCell::new(0));
+        Self { variable, state: AtomicU8::new(UNKNOWN), bytes, length }
     }
-    // SAFETY: the name is a C string; the result of getenv stays valid while we copy, for this runs
-    // before main.
-    let named = unsafe { libc::getenv(VARIABLE.as_ptr()) };
-    let mut state = NONE;
-    if !named.is_null() {
-        // SAFETY: getenv returns a C string.
-        let named = unsafe { CStr::from_ptr(named) }.to_bytes();
-        if named.first() == Some(&b'/') && named.len() <= ROOT_MAX {
-            // SAFETY: this caller alone is BUSY.
-            unsafe {
-                (&mut *ROOT.bytes.get())[..named.len()].copy_from_slice(named);
-                *ROOT.length.get() = named.len();
-            }
-            state = READY;
+
+    /// Reads the environment, once.
+    fn find(&self) {
+        if self.state.compare_exchange(UNKNOWN, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return;
         }
+        // SAFETY: the name is a C string; the result of getenv stays valid while we copy, for this
+        // runs before main.
+        let named = unsafe { libc::getenv(self.variable.as_ptr()) };
+        let mut state = NONE;
+        if !named.is_null() {
+            // SAFETY: getenv returns a C string.
+            let named = unsafe { CStr::from_ptr(named) }.to_bytes();
+            if named.first() == Some(&b'/') && named.len() <= ROOT_MAX {
+                // SAFETY: this caller alone is BUSY.
+                unsafe {
+                    (&mut *self.bytes.get())[..named.len()].copy_from_slice(named);
+                    *self.length.get() = named.len();
+                }
+                state = READY;
+            }
+        }
+        self.state.store(state, Ordering::Release);
     }
-    ROOT.state.store(state, Ordering::Release);
+
+    pub(crate) fn get(&self) -> Option<&[u8]> {
+        if self.state.load(Ordering::Acquire) == UNKNOWN {
+            self.find(); // a constructor that runs before ours
+        }
+        // SAFETY: READY means that both are written and never written again.
+        (self.state.load(Ordering::Acquire) == READY)
+            .then(|| unsafe { &(&*self.bytes.get())[..*self.length.get()] })
+    }
 }
 
-fn root() -> Option<&'static [u8]> {
-    if ROOT.state.load(Ordering::Acquire) == UNKNOWN {
-        find(); // a constructor that runs before ours
-    }
-    // SAFETY: READY means that both are written and never written again.
-    (ROOT.state.load(Ordering::Acquire) == READY)
-        .then(|| unsafe { &(&*ROOT.bytes.get())[..*ROOT.length.get()] })
+/// Reads the environment.
+pub(crate) fn find() {
+    ROOT.find();
+    REPORT.find();
 }
 
 /// Buffer for a changed path, on the caller's stack.
@@ -119,18 +137,18 @@ pub(crate) trait Answer {
     ///
     /// # Safety
     /// A path is null, or a C string that may be written.
-    unsafe fn as_seen(self) -> Self;
+    unsafe fn shown(self) -> Self;
 }
 
 /// A resolved path.
 impl Answer for *mut c_char {
-    unsafe fn as_seen(self) -> Self {
+    unsafe fn shown(self) -> Self {
         if self.is_null() {
             return self;
         }
         // SAFETY: as the caller promises.
         let bytes = unsafe { CStr::from_ptr(self) }.to_bytes_with_nul();
-        let below = root().and_then(|root| bytes.strip_prefix(root)).filter(|rest| is_shown(rest));
+        let below = ROOT.get().and_then(|root| bytes.strip_prefix(root)).filter(|rest| is_shown(rest));
         if let Some((start, len)) = below.map(|rest| (rest.as_ptr(), rest.len())) {
             // SAFETY: both are in the same string, and the second is longer by the root.
             unsafe { self.cast::<u8>().copy_from(start, len) };
@@ -141,7 +159,7 @@ impl Answer for *mut c_char {
 
 macro_rules! no_path {
     ($($kind:ty)*) => { $(impl Answer for $kind {
-        unsafe fn as_seen(self) -> Self {
+        unsafe fn shown(self) -> Self {
             self
         }
     })* };
@@ -154,7 +172,10 @@ no_path!(c_int isize *mut c_void);
 unsafe fn below_view(path: *const c_char, room: &mut Room) -> *const c_char {
     // SAFETY: as the caller promises.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
-    let Some(root) = is_shown(bytes).then(root).flatten() else { return path };
+    let Some(root) = is_shown(bytes).then(|| ROOT.get()).flatten() else { return path };
+    if let Some(b"\0" | b"/\0") = bytes.strip_prefix(VERBS_DEVICES) {
+        copies::note();
+    }
     let length = root.len() + bytes.len();
     if length > PATH_MAX {
         return path; // the kernel will say ENAMETOOLONG, or that there is no such file

@@ -109,3 +109,31 @@ fn without_a_view_nothing_changes() {
     assert!(!ran.status.success(), "{ran:?}");
     drop(view);
 }
+
+/// A program with rdma-core linked in reads the list of devices itself: its file is noted, once.
+#[test]
+fn who_looks_for_verbs_devices_is_noted() {
+    let view = View::new("noted");
+    fs::create_dir_all(view.0.join("sys/class/infiniband_verbs")).unwrap();
+    let ls = Command::new("sh").args(["-c", "readlink -f $(command -v ls)"]).output().unwrap().stdout;
+    let looks = |paths: &[&str]| {
+        let report = view.0.join("report");
+        fs::create_dir_all(&report).unwrap();
+        let ran = Command::new("ls")
+            .args(paths)
+            .env("LD_PRELOAD", library())
+            .env("NOBOUNCE_VIEW", &view.0)
+            .env("NOBOUNCE_REPORT", &report)
+            .output()
+            .unwrap();
+        assert!(ran.status.success(), "{ran:?}");
+        let files: Vec<_> = fs::read_dir(&report).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let noted = files.iter().map(|file| (file.extension().unwrap().to_owned(), fs::read(file).unwrap()));
+        let noted: Vec<_> = noted.collect();
+        fs::remove_dir_all(&report).unwrap();
+        noted
+    };
+    assert_eq!(looks(&["/sys/class/infiniband/nb0", "/tmp"]), []);
+    let twice = ["/sys/class/infiniband_verbs", "/sys/class/infiniband_verbs/"];
+    assert_eq!(looks(&twice), [("verbs".into(), ls)]);
+}

@@ -6,6 +6,7 @@
 
 pub(crate) mod args;
 mod child;
+mod copies;
 mod dropin;
 mod environment;
 mod mounts;

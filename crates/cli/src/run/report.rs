@@ -2,8 +2,8 @@
 //!
 //! Each device has `PID-N.open` in the folder of the run while it is open, and writes `PID-N.json`
 //! when it closes. If its process died, `PID-N.live` has its counters until shortly before.
-//! `PID.refused` lists what our libraries refused, and `PID.told` other errors. docs/reference/json.md has the
-//! format.
+//! `PID.refused` lists what our libraries refused, `PID.told` other errors, and `PID.verbs` the files
+//! whose code looked for verbs devices. docs/reference/json.md has the format.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,6 +12,8 @@ use std::path::Path;
 
 use nobounce::nic::soft::last_snapshot;
 use serde::Deserialize;
+
+use super::copies;
 
 /// Most refusals and errors in the last line; programs may try many things that no device has.
 const SAID_SHOWN: usize = 4;
@@ -78,6 +80,17 @@ pub(crate) fn read(folder: &Path) -> Totals {
                 }
                 continue;
             }
+            Some("verbs") => {
+                for file in fs::read_to_string(&path).unwrap_or_default().lines() {
+                    if copies::has_rdma_core(Path::new(file)) {
+                        let line = format!(
+                            "{file} has a copy of rdma-core linked in, which does not see nb0 (docs/guide/run.md)"
+                        );
+                        *totals.said.entry(line).or_default() += 1;
+                    }
+                }
+                continue;
+            }
             _ => continue,
         };
         totals.devices += 1;
@@ -116,6 +129,10 @@ impl Device {
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.devices == 0 && !self.said.is_empty() {
+            f.write_str("no process opened a device")?;
+            return self.write_said(f);
+        }
         if self.devices == 0 {
             return f.write_str(
                 "no process opened a device: the command uses no RDMA, opening failed (see above), or the command does not load \
