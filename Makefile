@@ -32,7 +32,7 @@ DESTDIR ?=
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-shm test-engines test-hardware test-docs check-docs check-dependencies check-pure test-scripts
 
-.PHONY: docs help demo test quick long test-matrix test-pyverbs fuzz miri interop vm-shell bench build install fmt setup clean $(STEPS)
+.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients fuzz miri interop vm-shell bench build install fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,9 @@ long: ## The code tests with many more random cases (LONG_CASES)
 test-matrix: ## All of it on both links and with 1, 2 and 4 engines, about an hour (ARGS, for instance '--quick --links shm')
 	@tools/setup test
 	@tools/matrix $(ARGS)
+
+test-clients: build ## Programs from pip on nb0, with speeds beside their own TCP (ARGS, for instance '--only nixl')
+	@tests/clients/run --bin $(dir $(BIN)) $(ARGS)
 
 test-pyverbs: ## rdma-core's own tests on nb0 (PYVERBS_SRC: a checkout of rdma-core v44.0)
 	@tools/setup test
