@@ -18,8 +18,6 @@ use crate::process::private_file;
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.
 pub const DEFAULT_LIMIT: u64 = 256 << 20;
-/// Flush interval in nanoseconds, while there is traffic.
-const FLUSH_NS: u64 = 1_000_000_000;
 /// Recorders that write files of one name, at most.
 const MAX_RECORDERS: u32 = 1000;
 /// File header: magic, version, zone, snap length, link type.
@@ -58,7 +56,6 @@ struct Record {
     local: IpAddr,
     limit: u64,
     written: u64,
-    flushed_at: u64,
     packets: u64,
 }
 
@@ -76,15 +73,7 @@ impl Recorder {
             Ok(writer) => writer,
             Err(source) => return Err(CaptureError { path, source }),
         };
-        let record = Record {
-            path,
-            writer: Some(writer),
-            local,
-            limit,
-            written: FILE_HEADER,
-            flushed_at: 0,
-            packets: 0,
-        };
+        let record = Record { path, writer: Some(writer), local, limit, written: FILE_HEADER, packets: 0 };
         Ok(Self(Arc::new(Mutex::new(record))))
     }
 
@@ -148,22 +137,25 @@ impl Record {
             self.stop();
             return false;
         }
-        let mut done = writer.write_packet(time_ns, flow, ip_id, packet);
-        if done.is_ok() && time_ns.saturating_sub(self.flushed_at) >= FLUSH_NS {
-            self.flushed_at = time_ns;
-            done = writer.flush();
+        if let Err(error) = writer.write_packet(time_ns, flow, ip_id, packet) {
+            self.fail(&error);
+            return false;
         }
-        match &done {
-            Ok(()) => {
-                self.written += size;
-                self.packets += 1;
-            }
-            Err(error) => {
-                tracing::warn!("the capture {} ends here: {error}", self.path.display());
-                self.stop();
-            }
+        self.written += size;
+        self.packets += 1;
+        true
+    }
+
+    /// After each call of the link: a process that aborts leaves all that it sent and received.
+    fn flush(&mut self) {
+        if let Some(Err(error)) = self.writer.as_mut().map(Writer::flush) {
+            self.fail(&error);
         }
-        done.is_ok()
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        tracing::warn!("the capture {} ends here: {error}", self.path.display());
+        self.stop();
     }
 
     /// Ends the capture with the current packet.
@@ -223,6 +215,7 @@ impl<L: Link> Link for PcapLink<L> {
                 let added = record.add(time, &flow, packet.ip_id, &batch.bytes(packet));
                 *(if added { &mut self.packets } else { &mut self.missed }) += 1;
             }
+            record.flush();
         }
         self.inner.send(batch);
     }
@@ -230,7 +223,7 @@ impl<L: Link> Link for PcapLink<L> {
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let Self { inner, recorder, packets, missed } = self;
         let mut time = None;
-        inner.receive(&mut |datagram| {
+        let received = inner.receive(&mut |datagram| {
             // The recorder's lock is not held while the packet is handled, which takes longer.
             let mut record = recorder.lock();
             let flow = Flow {
@@ -251,7 +244,11 @@ impl<L: Link> Link for PcapLink<L> {
             }
             drop(record);
             sink(datagram);
-        })
+        });
+        if time.is_some() {
+            recorder.lock().flush();
+        }
+        received
     }
 
     fn next_deadline(&self) -> Option<u64> {
@@ -405,9 +402,12 @@ mod tests {
         let (stub, _log) = StubLink::new();
         let mut link = PcapLink::new(stub, Recorder::create(&file.0, HERE, DEFAULT_LIMIT).unwrap());
         let mut batch = TxBatch::new(link.capabilities());
-        assert!(numbered(&mut batch, 1, 64));
-        link.send(&mut batch);
-        assert_eq!(Reader::new(&file.read()).unwrap().count(), 1);
+        for sent in 1..=3 {
+            assert!(numbered(&mut batch, 1, 64));
+            link.send(&mut batch);
+            batch.clear();
+            assert_eq!(Reader::new(&file.read()).unwrap().count(), sent);
+        }
     }
 
     #[test]
