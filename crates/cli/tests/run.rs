@@ -19,7 +19,8 @@ impl Rig {
         fs::create_dir_all(folder.join("tmp")).unwrap();
         fs::create_dir_all(folder.join("dropin")).unwrap();
         fs::copy(preload(), folder.join("dropin/libnobounce-paths.so")).unwrap();
-        fs::write(folder.join("dropin/libibverbs.so.1"), "").unwrap();
+        // Any library will do that can be preloaded.
+        std::os::unix::fs::symlink("libnobounce-paths.so", folder.join("dropin/libibverbs.so.1")).unwrap();
         Self { folder: folder.canonicalize().unwrap() }
     }
 
