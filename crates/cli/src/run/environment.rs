@@ -65,7 +65,7 @@ const UCX: [(&str, &str, &str); 3] = [
     (
         "UCX_TLS",
         "rc_verbs,ud_verbs,cuda_copy,self",
-        "use nb0 for all peers; UCX_TLS=all adds TCP, and shared memory and CUDA IPC within the machine",
+        "use nb0 for all peers; UCX_TLS=all adds shared memory and CUDA IPC within the machine",
     ),
     ("UCX_FENCE_MODE", "weak", "the default fence of UCX 1.20 and later fails on adapters other than mlx5"),
     ("UCX_WARN_UNUSED_ENV_VARS", "n", "not every release of UCX knows the variables above"),

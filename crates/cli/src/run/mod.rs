@@ -37,7 +37,9 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
 
     // From here on a signal must not end us before the folder is removed.
     let signals = child::Signals::block();
+    // Resolved: what is below it is compared with what realpath finds.
     let parent = std::env::temp_dir();
+    let parent = parent.canonicalize().unwrap_or(parent);
     let scratch = scratch::Scratch::new(&parent).with_context(|| {
         format!("cannot create a directory for this run in {}; set TMPDIR to another one", parent.display())
     })?;

@@ -5,7 +5,7 @@
 //! `PID.refused` lists what our libraries refused, `PID.told` other errors, and `PID.verbs` the files
 //! whose code looked for verbs devices. docs/reference/json.md has the format.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -61,7 +61,7 @@ pub(crate) struct Totals {
 
 /// Sums the reports in the folder. An invalid one is ignored.
 pub(crate) fn read(folder: &Path) -> Totals {
-    let mut totals = Totals::default();
+    let (mut totals, mut looked) = (Totals::default(), BTreeSet::new());
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let parse = |text: &[u8]| serde_json::from_slice::<Device>(text).ok();
@@ -81,14 +81,7 @@ pub(crate) fn read(folder: &Path) -> Totals {
                 continue;
             }
             Some("verbs") => {
-                for file in fs::read_to_string(&path).unwrap_or_default().lines() {
-                    if copies::has_rdma_core(Path::new(file)) {
-                        let line = format!(
-                            "{file} has a copy of rdma-core linked in, which does not see nb0 (docs/guide/run.md)"
-                        );
-                        *totals.said.entry(line).or_default() += 1;
-                    }
-                }
+                looked.extend(fs::read_to_string(&path).unwrap_or_default().lines().map(str::to_owned));
                 continue;
             }
             _ => continue,
@@ -98,6 +91,11 @@ pub(crate) fn read(folder: &Path) -> Totals {
             Some(device) => totals.sum.add(device),
             None => totals.silent += 1,
         }
+    }
+    for file in looked.iter().filter(|file| copies::has_rdma_core(Path::new(file))) {
+        let line =
+            format!("{file} has a copy of rdma-core linked in, which does not see nb0 (docs/guide/run.md)");
+        totals.said.insert(line, 1);
     }
     totals
 }

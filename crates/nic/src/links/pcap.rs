@@ -146,7 +146,8 @@ impl Record {
         true
     }
 
-    /// After each call of the link: a process that aborts leaves all that it sent and received.
+    /// After each call of the link: a process that aborts leaves what it sent and received until
+    /// then.
     fn flush(&mut self) {
         if let Some(Err(error)) = self.writer.as_mut().map(Writer::flush) {
             self.fail(&error);

@@ -220,7 +220,9 @@ fn slot_name(addr: IpAddr, slot: impl std::fmt::Display) -> String {
 
 /// How many slots of an address are taken.
 pub(super) fn count(addr: IpAddr) -> usize {
-    unix::names_after(&slot_name(addr, "")).len()
+    // Accepted connections have the listener's name, too.
+    let names = unix::names_after(&slot_name(addr, ""));
+    names.iter().filter_map(|name| name.parse::<u8>().ok()).collect::<BTreeSet<_>>().len()
 }
 
 /// The socket name of a service at an address.

@@ -6,6 +6,7 @@
 mod groups;
 mod guard;
 mod interface;
+mod loopback_filter;
 mod receive;
 mod socket;
 mod steering;
@@ -181,6 +182,10 @@ impl UdpLink {
         // Before bind, so that no packet arrives unmerged.
         let receive_offload = config.gro && socket.set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
         let gso = config.gso && socket.knows(libc::SOL_UDP, libc::UDP_SEGMENT);
+        let host_addresses = host_addresses::read();
+        if addr.is_ipv6() && config.local_ports == LocalPorts::Own {
+            loopback_filter::attach(&socket, host_addresses).map_err(os("setsockopt(SO_ATTACH_FILTER)"))?;
+        }
         let slot = Slot::new(addr).map_err(os("socket"))?;
         let (senders, source_ports) =
             if addr.is_loopback() { (Vec::new(), [ROCE_PORT; SOURCE_PORTS]) } else { open_senders(config)? };
@@ -193,7 +198,7 @@ impl UdpLink {
             receive_offload,
             max_path_mtu: interface::max_path_mtu(addr),
             usual_hops: socket.hop_limit(addr),
-            host_addresses: host_addresses::read(),
+            host_addresses,
         };
         Ok(Self {
             socket,

@@ -182,6 +182,42 @@ fn no_other_user_can_take_the_port_of_another_address() {
     assert_eq!(taken_beside(&devices), "held");
 }
 
+/// Over IPv6 any user may send with an address that no interface has, such as a remote peer's.
+#[test]
+fn packets_of_this_host_with_a_foreign_source_address_are_dropped() {
+    // SAFETY: geteuid reads one number of this process and cannot fail.
+    if unsafe { libc::geteuid() } != 0 || !own_network() {
+        println!("waived (only root can become another user)");
+        return;
+    }
+    let added =
+        Command::new("ip").args(["-6", "address", "add", "fd00::1/64", "dev", "lo", "nodad"]).status();
+    if !added.is_ok_and(|status| status.success()) {
+        println!("waived (no IPv6)");
+        return;
+    }
+    let arrives = |local_ports, source: &str, uid: u32| {
+        let config = UdpConfig { local_ports, ..UdpConfig::new("fd00::1".parse().unwrap()) };
+        let mut to = UdpLink::open(&config).unwrap();
+        let script = format!(
+            "import os,socket\n\
+             os.setuid({uid})\n\
+             s=socket.socket(socket.AF_INET6,socket.SOCK_DGRAM)\n\
+             s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEPORT,1)\n\
+             s.setsockopt(socket.IPPROTO_IPV6,78,1)\n\
+             s.bind(('{source}',4791 if {uid}==0 else 40000))\n\
+             s.sendto(bytes(64),('fd00::1',4791))"
+        );
+        assert!(Command::new("python3").args(["-c", &script]).status().unwrap().success());
+        let mut got = 0;
+        (0..50).for_each(|_| got += to.receive(&mut |_| {}));
+        got
+    };
+    assert_eq!(arrives(LocalPorts::Any, "fd00::dead", 65534), 1, "the kernel delivers it");
+    assert_eq!(arrives(LocalPorts::Own, "fd00::dead", 65534), 0);
+    assert_eq!(arrives(LocalPorts::Own, "::1", 0), 1, "those of our own user are taken");
+}
+
 fn near(addr: &str) -> ShmLink<UdpLink> {
     let mut link = ShmLink::new(UdpLink::open(&UdpConfig::new(addr.parse().unwrap())).unwrap()).unwrap();
     link.listen().unwrap();

@@ -19,7 +19,9 @@ const GSI_QPN: u32 = 1;
 const PSN_LOW_BYTE: usize = 11;
 
 /// The instruction of a socket filter that ends with a constant.
-const RET_K: u16 = 0x06;
+pub(super) const RET_K: u16 = 0x06;
+/// The one that loads a word of the packet.
+pub(super) const LDW_ABS: u16 = 0x20;
 
 /// An address and port in the form system calls take.
 #[derive(Clone, Copy)]
@@ -209,7 +211,6 @@ impl Socket {
     pub(super) fn steer(&self, moved: &BTreeMap<u8, u8>, sockets: usize) -> io::Result<()> {
         const LD_LEN: u16 = 0x80;
         const LDB_ABS: u16 = 0x30;
-        const LDW_ABS: u16 = 0x20;
         const AND_K: u16 = 0x54;
         const MOD_K: u16 = 0x94;
         const JEQ_K: u16 = 0x15;
@@ -242,7 +243,7 @@ impl Socket {
         self.attach(libc::SO_ATTACH_REUSEPORT_CBPF, &mut code)
     }
 
-    fn attach(&self, option: libc::c_int, code: &mut [libc::sock_filter]) -> io::Result<()> {
+    pub(super) fn attach(&self, option: libc::c_int, code: &mut [libc::sock_filter]) -> io::Result<()> {
         let len = u16::try_from(code.len()).map_err(io::Error::other)?;
         let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
         // SAFETY: the program and its instructions live through the call, which copies them.

@@ -90,8 +90,11 @@ impl Cm {
         engine.route_own_mads();
         let deadline = engine.unattended_deadline();
         drop(engine);
-        for mut other in self.device.shared.engines.iter().skip(1).filter_map(|other| other.lock()) {
-            other.route_own_mads();
+        for other in self.device.shared.engines.iter().skip(1) {
+            if let Some(mut engine) = other.lock() {
+                engine.route_own_mads();
+                other.let_go(engine);
+            }
         }
         // No poll may follow: the engine thread must know the retransmission deadline of this MAD.
         self.device.shared.engines.first().waker.wake_by(deadline);

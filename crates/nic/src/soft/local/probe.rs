@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Psn, Qpn, ROCE_PORT};
 
-use super::local_peers::LocalPeers;
+use crate::interfaces;
 use crate::links::port_table::PortHolder;
 
 /// The packet: a datagram without payload.
@@ -28,7 +28,8 @@ pub(crate) enum Probe {
 
 impl Probe {
     pub(crate) fn new(local: IpAddr, peer: IpAddr) -> io::Result<Self> {
-        if LocalPeers::default().contains(peer) {
+        // Not by a bind: the kernel may permit that for any address (ip_nonlocal_bind).
+        if peer.is_loopback() || interfaces::addresses().iter().any(|here| here.addr == peer) {
             return Ok(Self::ThisHost(peer));
         }
         ProbeSocket::new(local, peer).map(Self::Network)
