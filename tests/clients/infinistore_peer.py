@@ -94,6 +94,7 @@ async def initiator(args, memory):
             times.sort()
             say(operation=operation, descriptors=count, bytes=memory.length, first_s=first, right=right,
                 gb_s=memory.length / times[len(times) // 2] / 1e9, best_gb_s=memory.length / times[0] / 1e9)
+    os._exit(0)  # its threads do not end
 
 
 async def until_error(args, store):
@@ -127,7 +128,6 @@ def main():
     else:
         memory = Memory(args.bytes, False)
         asyncio.run(initiator(args, memory))
-        os._exit(0)  # its threads do not end
 
 
 main()
