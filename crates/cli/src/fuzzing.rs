@@ -1,5 +1,5 @@
-//! Arbitrary messages to the serving end of a bench: for the fuzz target `bench`, and for its corpus
-//! in the tests.
+//! Arbitrary messages to the serving end of a bench: for the fuzz target `bench`, and for its
+//! corpus in the tests.
 
 pub use crate::bench::exchange::fuzz_step as bench;
 

@@ -1,6 +1,7 @@
 //! The `nobounce` command: parse, run, exit code.
 //!
-//! Exit codes: 0 success, 1 a comparison or verification failed, 2 usage error or broken environment.
+//! Exit codes: 0 success, 1 a comparison or verification failed, 2 usage error or broken
+//! environment.
 //!
 //! ## Rooms
 //!

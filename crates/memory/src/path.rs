@@ -129,7 +129,7 @@ pub enum Require {
     #[default]
     Any,
     /// Both directions must be direct: otherwise the registration fails, with the reason. A
-    /// driver's claim that could not be tested suffices ([`Path::Believed`]): no bytes may be staged
-    /// anywhere, and only the driver could break that.
+    /// driver's claim that could not be tested suffices ([`Path::Believed`]): no bytes may be
+    /// staged anywhere, and only the driver could break that.
     Direct,
 }

@@ -6,7 +6,8 @@
 //! nor faulted in: a range is registered for write protection, and nothing is ever protected.
 //!
 //! No watch is possible for file mappings, without permission (seccomp in containers), and beyond
-//! [`MAX_RANGES`]: every watched range may split a mapping, of which a process has a limited number.
+//! [`MAX_RANGES`]: every watched range may split a mapping, of which a process has a limited
+//! number.
 
 use std::io;
 use std::ops::Range;

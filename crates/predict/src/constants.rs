@@ -1,5 +1,5 @@
-//! Every constant of the model, with its source. The table of docs/reference/predict-model.md is made from this
-//! list.
+//! Every constant of the model, with its source. The table of docs/reference/predict-model.md is
+//! made from this list.
 
 use serde::Serialize;
 

@@ -3,8 +3,8 @@
 //!
 //! A [`parts::Spec`] is the input; [`parts::Parts`] is a transfer that can be predicted.
 //! [`model::direct`] and [`staging::staged`] predict. Every factor gives a time or a rate, so that
-//! the result can name the bottleneck. docs/reference/predict-model.md has the formulae, the constants and their
-//! error against published figures.
+//! the result can name the bottleneck. docs/reference/predict-model.md has the formulae, the
+//! constants and their error against published figures.
 //!
 //! ## Rooms
 //!

@@ -278,8 +278,8 @@ fn alone_a_prediction_takes_less_than_a_millisecond() {
     }
 }
 
-/// The table of docs/reference/predict-model.md: the longest read requests with which the direct way loses against
-/// staging as a whole.
+/// The table of docs/reference/predict-model.md: the longest read requests with which the direct
+/// way loses against staging as a whole.
 #[test]
 fn short_read_requests_lose_as_documented() {
     let longest = |link: &str, generation: u32, distance: Distance| {

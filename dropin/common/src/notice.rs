@@ -31,8 +31,8 @@ impl NoticeFds {
         unsafe { read(self.counter, (&raw mut count).cast(), 8) == 8 }
     }
 
-    /// Takes one event if there is one. Not a cancellation point, as a read that does not block need
-    /// not be.
+    /// Takes one event if there is one. Not a cancellation point, as a read that does not block
+    /// need not be.
     fn take_now(self) -> bool {
         let mut count = 0_u64;
         let place = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };

@@ -6,8 +6,8 @@ use crate::context::ContextObject;
 use crate::live;
 
 /// `size_t nobounce_report(char *to, size_t room)`: a JSON array with the report of each open
-/// device (docs/reference/json.md), NUL-terminated, truncated to `room`. Returns its full length without the
-/// NUL, as `snprintf` does.
+/// device (docs/reference/json.md), NUL-terminated, truncated to `room`. Returns its full length
+/// without the NUL, as `snprintf` does.
 pub(crate) unsafe extern "C" fn report(to: *mut c_char, room: usize) -> usize {
     // Cloned first: a report waits for the thread that drives the device.
     let devices = live::each(|context: &ContextObject| context.soft.clone());

@@ -28,7 +28,8 @@ macro_rules! calls {
                 // SAFETY: the same arguments but for the path, which is a C string in our room or
                 // the caller's own.
                 let answer = unsafe { original($($before,)* path, $($after),*) };
-                // SAFETY: a path that the C library resolved is in the caller's buffer or a new one.
+                // SAFETY: a path that the C library resolved is in the caller's buffer or in a new
+                // one.
                 unsafe { answer.shown() }
             }
         )*

@@ -3,7 +3,8 @@
 //!
 //! It interposes only calls that take a path, and changes only paths with one of our prefixes;
 //! everything else reaches the C library unchanged. It allocates no memory (but once, when the list
-//! of verbs devices is read: see `copies`) and leaves errno as the C library sets it. A library loaded by dlopen cannot interpose the C library, hence the preload.
+//! of verbs devices is read: see `copies`) and leaves errno as the C library sets it. A library
+//! loaded by dlopen cannot interpose the C library, hence the preload.
 
 mod calls;
 mod copies;

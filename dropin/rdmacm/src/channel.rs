@@ -95,8 +95,8 @@ pub(crate) fn fds(channel: &CmChannel) -> NoticeFds {
 /// Blocks a thread that requests events of a destroyed channel. Programs destroy a channel under
 /// the thread that waits for its events (rping does, just before it leaves `main`). The kernel
 /// keeps such a thread waiting. A thread that returns a moment too late would get an error, and
-/// rping exits by that. So both wait. The thread may be cancelled in here, as in [`NoticeFds::take`].
-/// Errno stays as it was.
+/// rping exits by that. So both wait. The thread may be cancelled in here, as in
+/// [`NoticeFds::take`]. Errno stays as it was.
 pub(crate) fn linger_if_ended(raw: *mut EventChannel) {
     // SAFETY: the thread's own errno, and no descriptors.
     unsafe {

@@ -1,7 +1,7 @@
 //! Multicast groups that identifiers have joined.
 //!
-//! On Ethernet there is no subnet manager to ask: a join is over at once. The program hears of it by
-//! an event, and the identifier's queue pair is attached before it does.
+//! On Ethernet there is no subnet manager to ask: a join is over at once. The program hears of it
+//! by an event, and the identifier's queue pair is attached before it does.
 
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;

@@ -28,8 +28,9 @@ Exit codes: 0 success, 1 a comparison or verification failed, 2 usage error or b
 
 /// Measure latency, bandwidth and message rate, and compare with plain UDP.
 ///
-/// Without arguments, starts a second process on this machine and runs write, read and send from 1 B
-/// to 8 MiB between the two. Verifies every byte, and compares the results with plain UDP ("raw").
+/// Without arguments, starts a second process on this machine and runs write, read and send from 1
+/// B to 8 MiB between the two. Verifies every byte, and compares the results with plain UDP
+/// ("raw").
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {

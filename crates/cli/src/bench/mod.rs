@@ -175,8 +175,8 @@ fn with_world<T>(
     measure(plan, &mut world)
 }
 
-/// Whether the link is chosen automatically: neither `--link` nor `NOBOUNCE_LINK` names one, and the
-/// run is local, on host memory and the software NIC.
+/// Whether the link is chosen automatically: neither `--link` nor `NOBOUNCE_LINK` names one, and
+/// the run is local, on host memory and the software NIC.
 fn chooses_link(plan: &Plan) -> bool {
     let said = plan.link.is_some() || std::env::var_os("NOBOUNCE_LINK").is_some();
     !said && plan.ends == Ends::Here && plan.memory == Memory::Host && !plan.is_hardware()

@@ -17,8 +17,8 @@ Exit codes: 0 success, 1 a GPU/NIC pair that could be direct is not, 2 usage err
 /// Find why GPUDirect is off, and print the fix.
 ///
 /// Reads the configuration of the machine, exports GPU memory, and registers it with every adapter.
-/// Reports for every GPU/NIC pair whether it is direct, direct but slow, or staged, and why. Changes
-/// nothing.
+/// Reports for every GPU/NIC pair whether it is direct, direct but slow, or staged, and why.
+/// Changes nothing.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {

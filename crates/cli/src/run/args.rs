@@ -20,8 +20,8 @@ Exit codes: that of the command; 128 + n after signal n; 127 command not found, 
 
 /// Run an unmodified RDMA program on a software NIC.
 ///
-/// The program finds the device nb0 through libibverbs, like a RoCE adapter. Needs no privileges and
-/// installs nothing.
+/// The program finds the device nb0 through libibverbs, like a RoCE adapter. Needs no privileges
+/// and installs nothing.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RunArgs {

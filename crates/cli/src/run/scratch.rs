@@ -32,7 +32,8 @@ impl Scratch {
         remove_leftovers(parent);
         for attempt in 0..ATTEMPTS {
             let path = parent.join(format!("{PREFIX}{}-{:016x}-{attempt}", std::process::id(), random()));
-            // Others may pass, not list: the command may change its user and look at the view of sysfs.
+            // Others may pass, not list: the command may change its user and look at the view of
+            // sysfs.
             match fs::DirBuilder::new().mode(0o711).create(&path) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,

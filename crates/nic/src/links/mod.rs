@@ -206,11 +206,12 @@ pub trait Link: Send + fmt::Debug {
     /// killed.
     fn shut_down(&mut self) {}
 
-    /// Handles rare events: new and closed connections. Call it when [`Link::control_fd`] is readable.
+    /// Handles rare events: new and closed connections. Call it when [`Link::control_fd`] is
+    /// readable.
     fn poll_control(&mut self) {}
 
-    /// A descriptor that becomes readable when [`Link::poll_control`] has work; a sleeping thread must
-    /// always watch it.
+    /// A descriptor that becomes readable when [`Link::poll_control`] has work; a sleeping thread
+    /// must always watch it.
     fn control_fd(&self) -> Option<RawFd> {
         None
     }

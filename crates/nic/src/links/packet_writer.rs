@@ -85,7 +85,8 @@ pub(super) trait PacketWriter {
         payload: PayloadSource<'_>,
     ) -> Option<Reserved>;
 
-    /// Adds the open packet, whose bytes before the ICRC have this CRC. Without one it does nothing.
+    /// Adds the open packet, whose bytes before the ICRC have this CRC. Without one it does
+    /// nothing.
     fn commit(&mut self, crc: Option<u32>);
 
     /// Discards the open packet.

@@ -32,8 +32,8 @@ impl PortHolder {
         Ok(table.lines().filter_map(Self::parse).collect())
     }
 
-    /// Whether a device may listen at the address, as far as the tables tell. Users' sockets for all
-    /// addresses are the guards of devices elsewhere.
+    /// Whether a device may listen at the address, as far as the tables tell. Users' sockets for
+    /// all addresses are the guards of devices elsewhere.
     pub(crate) fn may_listen(addr: IpAddr) -> bool {
         let listens = |held: &Self| held.addr == addr || held.is_kernel && held.addr.is_unspecified();
         Self::all().map_or(true, |all| all.iter().any(listens))

@@ -2,10 +2,10 @@
 //! other traffic takes the inner link.
 //!
 //! A sender connects to its peer over a Unix socket ([`Link::peer_ring`]) and passes it a ring by
-//! descriptor (`rings/rendezvous.rs`, `rings/ring.rs`). The sender writes that ring, the peer reads it.
-//! Rings are unidirectional: two devices that send to each other have two. Packets take the inner
-//! link where no peer accepts: another machine, user or network namespace. A same-host peer that
-//! refuses is logged as a fallback. The kernel closes the connection when the peer exits: the
+//! descriptor (`rings/rendezvous.rs`, `rings/ring.rs`). The sender writes that ring, the peer reads
+//! it. Rings are unidirectional: two devices that send to each other have two. Packets take the
+//! inner link where no peer accepts: another machine, user or network namespace. A same-host peer
+//! that refuses is logged as a fallback. The kernel closes the connection when the peer exits: the
 //! sender drops the ring, and later packets take the inner link again. An orderly shutdown sends a
 //! goodbye message first. A close without one means that the peer was killed, and
 //! [`Link::departed`] reports it.

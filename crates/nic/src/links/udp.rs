@@ -44,7 +44,8 @@ const FIRST_SOURCE_PORT: u16 = 0xc000;
 const PORT_STEP: u16 = 0x800;
 /// How many of them are tried.
 const PORT_TRIES: u16 = 64;
-/// Empty calls between two polls of the Unix sockets while no handover arrives: saves a system call.
+/// Empty calls between two polls of the Unix sockets while no handover arrives: saves a system
+/// call.
 const HANDOVER_EVERY: u32 = 32;
 /// Maximum handovers received per call.
 const HANDOVERS: usize = 16;

@@ -285,10 +285,10 @@ fn allocation_of_any_length_is_cut_off() {
     goes_on(&rig, &a, &b);
 }
 
-/// The remaining gap (docs/reference/visibility.md, «What is not promised»): a freed short allocation is
-/// reused at once, before the GPU-memory watcher's next round. Arrivals may then reach the new
-/// owner, as with a NIC that maps the memory by dma-buf. They stay inside the registered range, and
-/// end within the documented time.
+/// The remaining gap (docs/reference/visibility.md, «What is not promised»): a freed short
+/// allocation is reused at once, before the GPU-memory watcher's next round. Arrivals may then
+/// reach the new owner, as with a NIC that maps the memory by dma-buf. They stay inside the
+/// registered range, and end within the documented time.
 #[test]
 fn short_memory_given_out_again_at_once() {
     // The rounds of the watcher (`gpu/watch.rs` of `nobounce-memory`) are 20 ms apart; a busy

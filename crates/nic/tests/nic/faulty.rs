@@ -47,8 +47,8 @@ fn write_and_count(a: &End, b: &End) {
 }
 
 /// The same for all together: the WRITEs above, and in each round three messages, an atomic write
-/// and the answer to a READ; 16 atomics came, and 16 came back, too. The answering side of a READ sees more
-/// operations, for long ones are asked for in pieces.
+/// and the answer to a READ; 16 atomics came, and 16 came back, too. The answering side of a READ
+/// sees more operations, for long ones are asked for in pieces.
 fn counted_once(end: &End) {
     let moved = end.device.path_counters();
     assert_eq!(moved.outbound.cpu.bytes, 1_000_000 + 3 * 700_008, "out");

@@ -289,7 +289,8 @@ fn a_mad_peer_breaks_its_own_connection_only() {
     let before = resident();
     let deadline = Instant::now() + Duration::from_secs(30);
     for n in 0_u32.. {
-        // Where the engine's thread gets little CPU time, most packets find a dead queue pair or no room.
+        // Where the engine's thread gets little CPU time, most packets find a dead queue pair or no
+        // room.
         if n >= 30_000 && (deaths > 10 || Instant::now() > deadline) {
             break;
         }
@@ -348,8 +349,8 @@ fn a_mad_peer_breaks_its_own_connection_only() {
     check_write(&a, &b, 1, LEN);
 }
 
-/// Another user of this host can have any port but the well-known one: its packets are dropped, even
-/// with everything in them right.
+/// Another user of this host can have any port but the well-known one: its packets are dropped,
+/// even with everything in them right.
 #[test]
 fn packets_of_this_host_from_another_port_are_dropped() {
     let (a, b) = pair_with(&config("127.57.21.1"), &config("127.57.21.2"), LEN, Mtu::Mtu1024);

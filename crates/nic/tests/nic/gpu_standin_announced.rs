@@ -1,5 +1,5 @@
-//! Rules 2, 3, 9 and 10 of docs/reference/visibility.md: before a message is announced, the device has called
-//! `GpuWindow::complete` for every window that the message was stored through.
+//! Rules 2, 3, 9 and 10 of docs/reference/visibility.md: before a message is announced, the device
+//! has called `GpuWindow::complete` for every window that the message was stored through.
 //!
 //! The stand-in's GPU says here that it gives no write ordering (attribute 118 is 0). `complete`
 //! then ends in a load through that window, and a window onto which something was stored after its

@@ -33,8 +33,8 @@ pub trait Host {
     /// The refusal to send.
     fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak>;
 
-    /// The message that begins goes to this shared receive queue, whose domain its memory belongs to,
-    /// too (XRC).
+    /// The message that begins goes to this shared receive queue, whose domain its memory belongs
+    /// to, too (XRC).
     ///
     /// # Errors
     /// The refusal to send: there is no such queue.

@@ -272,7 +272,8 @@ impl Responder {
             }
             // A retransmitted message includes its last packet, which requests the ACK. An ACK for
             // each of its packets would add nothing. Worse, the kernel's RoCE stops forever if an
-            // ACK in the middle of a retransmission completes the request (docs/reference/interop.md).
+            // ACK in the middle of a retransmission completes the request
+            // (docs/reference/interop.md).
             _ if header.ack_req || header.opcode.place().ends() => self.push_ack(self.expected - 1),
             _ => {}
         }

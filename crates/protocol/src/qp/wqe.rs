@@ -74,8 +74,8 @@ impl Wqe {
         Transmit { header, payload }
     }
 
-    /// A READ request for `packets` packets from `psn` on, or another request with a response of its
-    /// own.
+    /// A READ request for `packets` packets from `psn` on, or another request with a response of
+    /// its own.
     pub(crate) fn fetch_packet(&self, psn: u64, packets: u64, params: &Params) -> Transmit {
         let mut header = Header::new(self.request.op.opcode(true, true), params.dest_qpn, Psn::of(psn));
         header.xrc = params.xrc;

@@ -387,8 +387,8 @@ fn judge_failed(end: &Endpoint, expected: &Expected) -> Result<(), String> {
     Ok(())
 }
 
-/// Memory that no operation of a plan writes (`OUT` and the guard zones) is unchanged, whatever else
-/// failed.
+/// Memory that no operation of a plan writes (`OUT` and the guard zones) is unchanged, whatever
+/// else failed.
 fn check_untouched(end: &Endpoint, expected: &Expected) -> Result<(), String> {
     let bytes = end.memory.bytes();
     let guard = Setup::GUARD;

@@ -1,10 +1,10 @@
-//! Presence: a request of our own to another nobounce device, and its answer. Each tells the version
-//! and the capabilities of its sender, and which opening of the device it is.
+//! Presence: a request of our own to another nobounce device, and its answer. Each tells the
+//! version and the capabilities of its sender, and which opening of the device it is.
 //!
 //! The packets use opcodes of the manufacturer-specific range of the standard. Other RoCE devices
 //! drop them, so that a device without an answer is one of theirs. Later versions append fields:
-//! what follows the known ones is ignored. Both ends use the lower version and the capabilities that
-//! both have.
+//! what follows the known ones is ignored. Both ends use the lower version and the capabilities
+//! that both have.
 
 use super::{DEFAULT_PKEY, ICRC_LEN, Qpn};
 

@@ -161,7 +161,8 @@ pub(in crate::links) enum Came {
 pub(in crate::links) fn take(connection: &OwnedFd) -> Came {
     let mut bytes = [0; HELLO + 1];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // Alignment makes room for two descriptors where one is expected; `descriptor` closes the other.
+    // Alignment makes room for two descriptors where one is expected; `descriptor` closes the
+    // other.
     let mut control = [0_u64; 3];
     // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };

@@ -2,8 +2,8 @@
 //!
 //! A user who holds the port of any local address can send with the source address of any other
 //! (`IP_PKTINFO`), so a packet's source port tells its user only if one user holds the port
-//! everywhere. A socket for all addresses reserves it: the kernel shares it with sockets of the same
-//! user only. It receives nothing.
+//! everywhere. A socket for all addresses reserves it: the kernel shares it with sockets of the
+//! same user only. It receives nothing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

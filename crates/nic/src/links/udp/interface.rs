@@ -7,7 +7,8 @@ use nobounce_protocol::wire::ICRC_LEN;
 
 use crate::interfaces::interface_of;
 
-/// The longest headers of packets with payload need less (36 bytes); other devices reckon with this.
+/// The longest headers of packets with payload need less (36 bytes); other devices reckon with
+/// this.
 const HEADERS: usize = 40;
 /// Path MTUs, largest first.
 const PATH_MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];

@@ -206,8 +206,8 @@ impl Socket {
 
     /// Attaches the SO_REUSEPORT program. It selects the socket by the high byte of the destination
     /// QP number, the slot, except for slots with another number. Probes carry the number. MADs,
-    /// which are for the host as a whole, take one socket after the other: a retransmission does not
-    /// go to a process again that is stopped.
+    /// which are for the host as a whole, take one socket after the other: a retransmission does
+    /// not go to a process again that is stopped.
     pub(super) fn steer(&self, moved: &BTreeMap<u8, u8>, sockets: usize) -> io::Result<()> {
         const LD_LEN: u16 = 0x80;
         const LDB_ABS: u16 = 0x30;

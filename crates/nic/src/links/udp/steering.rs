@@ -4,9 +4,9 @@
 //! number. A socket's number is its slot until a device other than the last one closes: the last
 //! socket then takes over the freed number. A device that sees another one go therefore probes for
 //! its number, and so does one that has joined or receives many handovers. Each probe carries the
-//! number to steer it to; the device that gets its own probe back knows its number. It publishes the
-//! number by an abstract socket name, and replaces the program using the published numbers of all
-//! slots.
+//! number to steer it to; the device that gets its own probe back knows its number. It publishes
+//! the number by an abstract socket name, and replaces the program using the published numbers of
+//! all slots.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -99,8 +99,8 @@ pub(crate) fn build_fetched(
     let prefetch = prefetches.of_mut(origin);
     let got =
         regions.with_gpu(accessor, (piece.key, piece.addr), piece.len, access, |gpu, offset, staging| {
-            // A new message must not be read before this queue pair's earlier placements are over. On
-            // another route they would be, and a fence requires it.
+            // A new message must not be read before this queue pair's earlier placements are over.
+            // On another route they would be, and a fence requires it.
             if !gpu.stores && !prefetch.is_of(origin) && !staging.is_settled(owner) {
                 return (Fetched::Pending, false);
             }

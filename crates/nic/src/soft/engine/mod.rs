@@ -197,8 +197,8 @@ impl Engine {
         let (remote, slot) = entry.peer();
         entry.ends_at = None;
         entry.schedule.peer_generation = None;
-        // A datagram's request names its destination (see `resolve_local_peers`); the address attribute
-        // is unused.
+        // A datagram's request names its destination (see `resolve_local_peers`); the address
+        // attribute is unused.
         entry.route.heard_by_ring = false;
         entry.route.ring =
             if entry.qp.service() == Service::Ud { None } else { self.link.peer_ring(remote, slot) };

@@ -20,10 +20,10 @@ impl Core {
         self.free.pop_front().map(u32::from)
     }
 
-    /// The first number of a device is random: forged packets must guess it. Peers of a process that is gone may go on sending to
-    /// its queue pairs. (The kernel's RoCE does so forever with a retry count of 7.) Those packets
-    /// must not reach the next process's queue pairs. Skipped numbers are allocated last. Numbers 0
-    /// and 1 are the management queue pairs.
+    /// The first number of a device is random: forged packets must guess it. Peers of a process
+    /// that is gone may go on sending to its queue pairs. (The kernel's RoCE does so forever with a
+    /// retry count of 7.) Those packets must not reach the next process's queue pairs. Skipped
+    /// numbers are allocated last. Numbers 0 and 1 are the management queue pairs.
     fn skip_numbers(&mut self) {
         let first = 2 + u16::try_from(random_u32() % FIRST_NUMBERS).unwrap_or(0);
         self.qps.extend((0..first).map(|_| None));

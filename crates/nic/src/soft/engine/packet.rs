@@ -86,7 +86,8 @@ pub(crate) fn build_copy(
 /// Builds a packet in the batch; `copy` writes the payload and extends the CRC over it. Nothing if
 /// the payload must be fetched instead.
 // Always inlined: a packet's space on the stack would cause a store-forwarding stall. Meanwhile the
-// header stores go to a ring whose cache lines the peer holds (see `Destination` in wire_packets.rs).
+// header stores go to a ring whose cache lines the peer holds (see `Destination` in
+// wire_packets.rs).
 #[inline(always)]
 pub(crate) fn write(
     entry: &QueuePair,

@@ -255,8 +255,8 @@ impl Regions {
         if done { Ok(()) } else { Err(Nak::RemoteAccess) }
     }
 
-    /// Makes what was placed in a range of the region, or in all of it, visible to all. (Bytes that a
-    /// copy engine places hold the response back by themselves.)
+    /// Makes what was placed in a range of the region, or in all of it, visible to all. (Bytes that
+    /// a copy engine places hold the response back by themselves.)
     pub(crate) fn flush(
         &mut self,
         accessor: Accessor,

@@ -1,5 +1,5 @@
-//! Device reports, written to a folder for the launcher (`NOBOUNCE_REPORT`; docs/reference/json.md describes
-//! the files).
+//! Device reports, written to a folder for the launcher (`NOBOUNCE_REPORT`; docs/reference/json.md
+//! describes the files).
 //!
 //! Opening a device creates a marker. The report replaces it when the device closes: with its last
 //! object, or at a normal process exit without a close (`exit.rs`). A marker that stays belongs to

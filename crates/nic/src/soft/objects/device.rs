@@ -277,8 +277,8 @@ impl Device {
         self.shared.engines.mode().name()
     }
 
-    /// Its totals so far, as the JSON object of its final report (docs/reference/json.md); `None` in a forked
-    /// child.
+    /// Its totals so far, as the JSON object of its final report (docs/reference/json.md); `None`
+    /// in a forked child.
     pub fn report(&self) -> Option<String> {
         self.shared.totals().map(|totals| totals::so_far(self.local, &totals))
     }

@@ -339,7 +339,8 @@ fn copier_of(shared: &Shared, memory: &GpuMemory) -> Result<CopierIndex, Registe
     index.ok_or(RegisterError::Forked)
 }
 
-/// Watches host memory for being unmapped. Where that is not possible, the log has the reason, once.
+/// Watches host memory for being unmapped. Where that is not possible, the log has the reason,
+/// once.
 fn watch(addr: u64, len: usize) -> Option<Arc<WatchedRange>> {
     if len == 0 {
         return None;

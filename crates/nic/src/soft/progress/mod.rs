@@ -3,7 +3,8 @@
 //! The mode is decided once, when the device opens. In both modes a waiting thread spins for about
 //! one round trip. Then it sleeps in the kernel, where a packet or a post wakes it at once. A
 //! thread that sleeps keeps its scheduling credit and runs as soon as it is woken. A thread that
-//! spins on a busy machine has spent it and waits for milliseconds (docs/design/decisions/progress.md).
+//! spins on a busy machine has spent it and waits for milliseconds
+//! (docs/design/decisions/progress.md).
 //!
 //! | module | what |
 //! |---|---|
