@@ -1,7 +1,7 @@
 //! Why GPUDirect is off.
 //!
 //! * [`diagnose`]: facts in, findings and verdicts out. Pure: the same facts give the same answer
-//! anywhere.
+//!   anywhere.
 //! * [`draw`]: the PCI tree on a terminal and as SVG, with what was found.
 //! * [`log`]: logs of NCCL and UCX, which show what was done and not what is possible.
 //!

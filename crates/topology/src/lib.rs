@@ -1,7 +1,7 @@
 //! What is plugged where.
 //!
 //! * [`facts`]: everything that is known of one machine; read by [`sysfs`] and by probes of the
-//! command, saved and replayed as a file.
+//!   command, saved and replayed as a file.
 //! * [`tree`]: the PCI tree and distances. [`analysis`]: facts combined.
 //! * [`machines`]: known machines as facts, for tests, examples and experiments.
 //!
