@@ -3,6 +3,7 @@
 //! Sockets are unconnected and send with DF, so the IPv4 identification that the ICRC covers is
 //! predictable: 0, or the segment's index in its GSO send.
 
+mod bpf;
 mod groups;
 mod guard;
 mod interface;

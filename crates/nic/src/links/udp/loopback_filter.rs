@@ -5,14 +5,13 @@
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::socket::{LDW_ABS, RET_K, Socket};
+use super::bpf::{self, plain, unless};
+use super::socket::Socket;
 
-const JEQ_K: u16 = 0x15;
-/// Where a filter finds the interface of a packet, and its IP header.
-const INTERFACE: u32 = 0xffff_f008; // SKF_AD_OFF + SKF_AD_IFINDEX
-const SOURCE: u32 = 0xfff0_0008; // SKF_NET_OFF, and the source address in the header
-/// Instructions for each address; the kernel takes 4096 in all.
-const MOST: usize = 400;
+/// Offset of the source address in an IPv6 header.
+const SOURCE: u32 = bpf::IP_HEADER + 8;
+/// Addresses, at 9 instructions each: the kernel takes 4096 in all.
+const MAX_ADDRESSES: usize = 400;
 
 /// Drops packets that come by loopback and do not have a source address of this host.
 pub(super) fn attach(socket: &Socket, host: &[IpAddr]) -> io::Result<()> {
@@ -21,24 +20,21 @@ pub(super) fn attach(socket: &Socket, host: &[IpAddr]) -> io::Result<()> {
     if loopback == 0 {
         return Ok(()); // without it no packet of this host arrives
     }
-    let accept = instruction(RET_K, 0, 0, u32::MAX);
-    let mut code = vec![instruction(LDW_ABS, 0, 0, INTERFACE), instruction(JEQ_K, 1, 0, loopback), accept];
+    let accept = plain(bpf::RET_K, u32::MAX);
+    let not_loopback = libc::sock_filter { code: bpf::JEQ_K, jt: 1, jf: 0, k: loopback };
+    let mut code = vec![plain(bpf::LDW_ABS, bpf::INTERFACE), not_loopback, accept];
     let v6 = host.iter().filter_map(|addr| match addr {
         IpAddr::V6(addr) => Some(*addr),
         IpAddr::V4(_) => None,
     });
-    for addr in std::iter::once(Ipv6Addr::LOCALHOST).chain(v6).take(MOST) {
+    for addr in std::iter::once(Ipv6Addr::LOCALHOST).chain(v6).take(MAX_ADDRESSES) {
         for (at, word) in (0..4_u8).zip(addr.octets().chunks_exact(4)) {
             let word = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
-            code.push(instruction(LDW_ABS, 0, 0, SOURCE + 4 * u32::from(at)));
-            code.push(instruction(JEQ_K, 0, 7 - 2 * at, word)); // or on to the next address
+            code.push(plain(bpf::LDW_ABS, SOURCE + 4 * u32::from(at)));
+            code.push(unless(word, 7 - 2 * at)); // to the next address
         }
         code.push(accept);
     }
-    code.push(instruction(RET_K, 0, 0, 0));
+    code.push(plain(bpf::RET_K, 0));
     socket.attach(libc::SO_ATTACH_FILTER, &mut code)
-}
-
-fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
 }

@@ -7,21 +7,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
+use nobounce_protocol::cm::GSI_QPN;
+use nobounce_protocol::wire::Qpn;
+
 use super::OpenError;
+use super::bpf;
 use super::steering::{NUMBER_AT, PROBE_LEN};
 use crate::links::wire_packets::SLOT_BYTE;
-
-/// The bits of a QP number in a word.
-const QPN_MASK: u32 = 0xff_ffff;
-/// The queue pair of the connection manager.
-const GSI_QPN: u32 = 1;
-/// Offset of the byte of the sequence number that changes with each packet.
-const PSN_LOW_BYTE: usize = 11;
-
-/// The instruction of a socket filter that ends with a constant.
-pub(super) const RET_K: u16 = 0x06;
-/// The one that loads a word of the packet.
-pub(super) const LDW_ABS: u16 = 0x20;
 
 /// An address and port in the form system calls take.
 #[derive(Clone, Copy)]
@@ -201,48 +193,42 @@ impl Socket {
 
     /// Drops everything that arrives.
     pub(super) fn drop_all(&self) -> io::Result<()> {
-        self.attach(libc::SO_ATTACH_FILTER, &mut [libc::sock_filter { code: RET_K, jt: 0, jf: 0, k: 0 }])
+        self.attach(libc::SO_ATTACH_FILTER, &mut [bpf::plain(bpf::RET_K, 0)])
     }
 
     /// Attaches the SO_REUSEPORT program. It selects the socket by the high byte of the destination
-    /// QP number, the slot, except for slots with another number. Probes carry the number. MADs,
-    /// which are for the host as a whole, take one socket after the other: a retransmission does
-    /// not go to a process again that is stopped.
+    /// QP number, the slot, except for slots with another number. Probes carry the number. MADs are
+    /// for the host as a whole and go to any socket: where a process is stopped, a retransmission
+    /// reaches another one.
     pub(super) fn steer(&self, moved: &BTreeMap<u8, u8>, sockets: usize) -> io::Result<()> {
-        const LD_LEN: u16 = 0x80;
-        const LDB_ABS: u16 = 0x30;
-        const AND_K: u16 = 0x54;
-        const MOD_K: u16 = 0x94;
-        const JEQ_K: u16 = 0x15;
-        const RET_A: u16 = 0x16;
-        let instruction = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
-        let load = |at| instruction(LDB_ABS, 0, u32::try_from(at).unwrap_or(0));
-        let answer = instruction(RET_A, 0, 0);
+        let offset = |at| u32::try_from(at).unwrap_or(0);
+        let answer = bpf::plain(bpf::RET_A, 0);
         let mut code = vec![
-            instruction(LD_LEN, 0, 0),
-            instruction(JEQ_K, 2, u32::try_from(PROBE_LEN).unwrap_or(0)),
-            load(NUMBER_AT),
+            bpf::plain(bpf::LD_LEN, 0),
+            bpf::unless(offset(PROBE_LEN), 2),
+            bpf::plain(bpf::LDB_ABS, offset(NUMBER_AT)),
             answer,
         ];
         if sockets > 1 {
             code.extend([
-                instruction(LDW_ABS, 0, u32::try_from(SLOT_BYTE - 1).unwrap_or(0)),
-                instruction(AND_K, 0, QPN_MASK),
-                instruction(JEQ_K, 3, GSI_QPN),
-                load(PSN_LOW_BYTE),
-                instruction(MOD_K, 0, u32::try_from(sockets).unwrap_or(1)),
+                bpf::plain(bpf::LDW_ABS, offset(SLOT_BYTE - 1)),
+                bpf::plain(bpf::AND_K, Qpn::MAX),
+                bpf::unless(GSI_QPN, 3),
+                bpf::plain(bpf::LDW_ABS, bpf::RANDOM),
+                bpf::plain(bpf::MOD_K, offset(sockets)),
                 answer,
             ]);
         }
-        code.push(load(SLOT_BYTE));
+        code.push(bpf::plain(bpf::LDB_ABS, offset(SLOT_BYTE)));
         for (slot, number) in moved.iter().filter(|(slot, number)| slot != number) {
-            code.push(instruction(JEQ_K, 1, u32::from(*slot)));
-            code.push(instruction(RET_K, 0, u32::from(*number)));
+            code.push(bpf::unless(u32::from(*slot), 1));
+            code.push(bpf::plain(bpf::RET_K, u32::from(*number)));
         }
         code.push(answer);
         self.attach(libc::SO_ATTACH_REUSEPORT_CBPF, &mut code)
     }
 
+    /// Attaches a filter program.
     pub(super) fn attach(&self, option: libc::c_int, code: &mut [libc::sock_filter]) -> io::Result<()> {
         let len = u16::try_from(code.len()).map_err(io::Error::other)?;
         let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };

@@ -164,9 +164,7 @@ impl Gsi {
     /// Puts outbound MADs into the batch; returns whether the batch is full.
     fn fill(&mut self, tx: &mut TxBatch) -> bool {
         while let Some((to, mad)) = self.out.pop() {
-            // The receiving host steers by it: a retransmission must not find the same process
-            // again because as many other messages were repeated before it.
-            let psn = self.psn.wrapping_add(1 + u32::try_from((now_ns() >> 5) & 0x3f).unwrap_or(0));
+            let psn = self.psn.wrapping_add(1);
             let header = Header {
                 deth: Deth { qkey: GSI_QKEY, source: Qpn::new(GSI_QPN) },
                 ..Header::new(Opcode::UdSendOnly, Qpn::new(GSI_QPN), Psn::new(psn))
