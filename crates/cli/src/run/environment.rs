@@ -31,11 +31,6 @@ pub(crate) fn gpus() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }
 
-/// Whether the machine has RDMA adapters.
-pub(crate) fn has_adapters() -> bool {
-    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut all| all.next().is_some())
-}
-
 /// A variable of the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Variable {

@@ -58,7 +58,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         eprintln!("nobounce: {warning}");
     }
     let (gpus, engines) = (environment::gpus(), engines(args));
-    let (devices, adapters) = (addrs.len(), environment::has_adapters());
+    let (devices, adapters) = (addrs.len(), view::System::here().has_adapters());
     let given = environment::Given {
         dropin: &dropin,
         view: &view,

@@ -34,6 +34,13 @@ impl System<'static> {
     }
 }
 
+impl System<'_> {
+    /// Whether the machine has RDMA adapters.
+    pub(crate) fn has_adapters(&self) -> bool {
+        fs::read_dir(self.sys.join("class/infiniband")).is_ok_and(|mut all| all.next().is_some())
+    }
+}
+
 /// Writes the tree below `root`: one device for each address.
 pub(crate) fn make(root: &Path, addrs: &[IpAddr], speed: PortSpeed, system: &System<'_>) -> io::Result<()> {
     let class = root.join("sys/class/infiniband");
@@ -51,12 +58,10 @@ pub(crate) fn make(root: &Path, addrs: &[IpAddr], speed: PortSpeed, system: &Sys
 
     // Programs take it as a sign that GPU memory can be registered. That of a real adapter depends
     // on a kernel module.
-    let has_adapters =
-        fs::read_dir(system.sys.join("class/infiniband")).is_ok_and(|mut all| all.next().is_some());
     let (peers, real_peers) = (root.join(MEMORY_PEERS), system.sys.join("kernel/mm/memory_peers"));
     fs::create_dir_all(&peers)?;
     link_all(&real_peers, &peers)?;
-    if !has_adapters && !peers.join("nv_mem").exists() {
+    if !system.has_adapters() && !peers.join("nv_mem").exists() {
         write(&peers.join("nv_mem"), &[("version", "1.0-0")])?;
     }
 
