@@ -2,20 +2,22 @@
 //! and does not find nb0. `nobounce run` looks into the noted files and says which have one.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::view::{PATH_MAX, REPORT};
 
 /// Callers looked at: the first one outside this library is wanted.
 const FRAMES: c_int = 8;
 
-/// Once is enough: a program has one copy.
-static IS_NOTED: AtomicBool = AtomicBool::new(false);
+/// Callers noted: the first may be a library that uses libibverbs, a later one has the copy.
+const MAX_NOTED: u8 = 8;
+static NOTED: AtomicU8 = AtomicU8::new(0);
 
 /// Notes the file that the caller of the interposed function belongs to.
 #[cold]
 pub(crate) fn note() {
-    if IS_NOTED.swap(true, Ordering::Relaxed) {
+    let more = |count: u8| (count < MAX_NOTED).then_some(count + 1);
+    if NOTED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
         return;
     }
     // SAFETY: the calling thread's errno, which is restored below.
