@@ -139,7 +139,7 @@ fn devices_of_one_address_and_of_two() {
     }
 }
 
-/// CM messages arrive at the devices of an address in turn, which hand them to their owners.
+/// CM messages arrive at any device of an address, which hands them to their owners.
 #[test]
 fn a_device_without_connection_manager_hands_messages_over() {
     let mut plain = End::open(&config("127.61.1.1"), MIB);

@@ -48,7 +48,7 @@ fn write_and_count(a: &End, b: &End) {
 
 /// The same for all together: the WRITEs above, and in each round three messages, an atomic write
 /// and the answer to a READ; 16 atomics came, and 16 came back, too. The answering side of a READ
-/// sees more operations, for long ones are asked for in pieces.
+/// sees more operations: long READs are split.
 fn counted_once(end: &End) {
     let moved = end.device.path_counters();
     assert_eq!(moved.outbound.cpu.bytes, 1_000_000 + 3 * 700_008, "out");
