@@ -14,7 +14,7 @@ mod soft {
         pub(crate) mod completions;
     }
     pub(crate) mod events {
-        pub(crate) mod channel;
+        pub(crate) mod completion_events;
     }
 }
 
@@ -133,7 +133,7 @@ use loom::thread;
 
 use process::eventfd::EventFd;
 use soft::engine::completions::Completions;
-use soft::events::channel::Channel;
+use soft::events::completion_events::CompletionEvents;
 use sync::notices::Notices;
 use sync::ring::Ring;
 use sync::waker::{TIMER_SLACK_NS, Waker};
@@ -304,7 +304,7 @@ fn a_ring_that_grows_loses_nothing() {
 #[test]
 fn who_arms_and_polls_sees_the_completion_or_gets_the_event() {
     loom::model(|| {
-        let channel = Channel::new().unwrap();
+        let channel = CompletionEvents::new().unwrap();
         let completions = Arc::new(Completions::new(CQ, 4, Some(channel.clone())));
         let engine = thread::spawn({
             let completions = completions.clone();
@@ -313,9 +313,9 @@ fn who_arms_and_polls_sees_the_completion_or_gets_the_event() {
         completions.arm(false);
         let seen = took(&completions);
         engine.join().unwrap();
-        let announced = channel.next();
+        let announced = channel.0.next();
         assert!(seen == [1] || announced == Some(CQ), "took {seen:?}, announced {announced:?}");
-        assert_eq!(channel.next(), None, "once");
+        assert_eq!(channel.0.next(), None, "once");
     });
 }
 
@@ -344,7 +344,7 @@ fn no_completion_is_stranded() {
 #[test]
 fn an_overflow_is_told_after_what_the_queue_held() {
     loom::model(|| {
-        let channel = Channel::new().unwrap();
+        let channel = CompletionEvents::new().unwrap();
         let completions = Arc::new(Completions::new(CQ, 1, Some(channel.clone())));
         let engine = thread::spawn({
             let completions = completions.clone();
@@ -356,7 +356,7 @@ fn an_overflow_is_told_after_what_the_queue_held() {
         let first = completions.take_unless_lost(1, &mut |completion| assert_eq!(completion, 1));
         assert!(first.is_some(), "the first completion was there when the second was lost");
         let fitted = engine.join().unwrap();
-        let announced = channel.next();
+        let announced = channel.0.next();
         assert_eq!(announced.is_some(), !fitted, "an overflow wakes those who sleep");
     });
 }
@@ -365,7 +365,7 @@ fn an_overflow_is_told_after_what_the_queue_held() {
 #[test]
 fn a_closed_queue_announces_nothing() {
     loom::model(|| {
-        let channel = Channel::new().unwrap();
+        let channel = CompletionEvents::new().unwrap();
         let completions = Arc::new(Completions::new(CQ, 4, Some(channel.clone())));
         completions.arm(false);
         let engine = thread::spawn({
@@ -374,7 +374,7 @@ fn a_closed_queue_announces_nothing() {
         });
         completions.close();
         engine.join().unwrap();
-        assert_eq!(channel.next(), None);
+        assert_eq!(channel.0.next(), None);
         assert!(took(&completions).is_empty());
     });
 }

@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
     let fds = || {
         let context = ContextObject::find(context)?;
         context.alive()?;
-        Ok(NoticeFds { polled: context.soft.event_fd(), counter: context.soft.event_counter_fd() })
+        Ok(NoticeFds::new(context.soft.event_fd(), context.soft.event_counter_fd()))
     };
     wait_for(fds, || {
         let Some(found) = claim(ContextObject::find(context)?) else { return Ok(false) };

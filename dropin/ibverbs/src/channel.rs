@@ -96,7 +96,12 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     let fds = || {
         let channel = ChannelObject::find(channel)?;
         channel.context.alive()?;
-        Ok(NoticeFds { polled: channel.soft.as_raw_fd(), counter: channel.soft.counter_fd() })
+        let fds = NoticeFds::new(channel.soft.as_raw_fd(), channel.soft.counter_fd());
+        if fds.do_wait() {
+            return Ok(fds.hold(channel.soft.block()));
+        }
+        channel.soft.note_polled();
+        Ok(fds)
     };
     wait_for(fds, || {
         let Some(found) = claim(ChannelObject::find(channel)?) else { return Ok(false) };

@@ -89,7 +89,7 @@ unsafe extern "C-unwind" {
 
 /// The descriptors of a channel.
 pub(crate) fn fds(channel: &CmChannel) -> NoticeFds {
-    NoticeFds { polled: channel.fd(), counter: channel.counter_fd() }
+    NoticeFds::new(channel.fd(), channel.counter_fd())
 }
 
 /// Blocks a thread that requests events of a destroyed channel. Programs destroy a channel under

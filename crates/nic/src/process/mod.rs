@@ -1,5 +1,6 @@
 //! This process: its forks, its CPUs, its event descriptors.
 
+pub(crate) mod aio;
 pub(crate) mod cpu;
 pub(crate) mod epoll;
 pub(crate) mod eventfd;

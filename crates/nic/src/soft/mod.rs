@@ -29,7 +29,6 @@ pub use engine::memory_windows::MwKind;
 pub use engine::multicast::GroupError;
 pub use engine::snapshot::last_snapshot;
 pub use error::{CreateQpError, OpenError, RegisterError};
-pub use events::channel::Channel;
 pub use events::cm_channel::{CmChannel, CmNotice, Told};
 pub use events::event::AsyncEvent;
 pub use limits::{CreateError, DeviceLimits};
@@ -38,6 +37,7 @@ pub use nobounce_protocol::qp::{
     QpCounters, QpEvent, QpState, Remote, Service, Status, TransitionError, WorkKind,
 };
 pub use nobounce_protocol::wire::{Psn, Qpn};
+pub use objects::channel::{Blocked, Channel};
 pub use objects::cq::{Cq, CqError, ResizeError};
 pub use objects::device::{Device, Pd};
 pub use objects::mr::Mr;

@@ -93,6 +93,16 @@ impl<T> Notices<T> {
         })?
     }
 
+    pub(crate) fn has_any(&self) -> bool {
+        self.with(|queue| !queue.notices.is_empty()).unwrap_or(false)
+    }
+
+    /// The counter was raised without a notice: takes that back, or the claim of a reader that has
+    /// consumed it returns nothing.
+    pub(crate) fn take_back(&self) {
+        self.with(|queue| queue.take_back(&self.counter));
+    }
+
     /// Takes all notices. Returns whether there were any.
     pub(crate) fn take_all(&self) -> bool {
         std::iter::from_fn(|| self.next()).count() > 0

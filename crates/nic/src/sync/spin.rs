@@ -20,6 +20,9 @@ const MOST_SKIPPED: u32 = 32;
 /// Length factor of the spin that ends a backoff and tests whether spinning pays again.
 const PROBE: Nanos = 4;
 
+/// The longest spin of a caller.
+pub(crate) const MAX_CALLER_SPIN_NS: Nanos = PROBE * CALLER_SPIN_NS;
+
 /// Adaptive spin with backoff: decides before each wait how long to spin. After a fruitless spin
 /// the next wait skips it, then the next two, and so on; a successful spin resets the backoff.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ fn idle_for() -> Duration {
 }
 
 /// How often the engine threads of this process have been on a CPU, and for how many nanoseconds.
-fn engine_threads() -> (u64, u64) {
+pub(crate) fn engine_threads() -> (u64, u64) {
     let mut sum = (0, 0);
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let folder = task.unwrap().path();

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod blocked;
 mod capture;
 mod cm;
 mod connections;

@@ -99,6 +99,17 @@ static void *work(void *unused) {
     return unused;
 }
 
+static void *send_later(void *unused) {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    usleep(300000);
+    struct ibv_sge sge = sge_of(&a, 0, 8);
+    struct ibv_send_wr wr = {.wr_id = 5, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    CHECK(!ibv_post_send(a.qp, &wr, &bad));
+    return unused;
+}
+
 static void cancel(void *(*body)(void *)) {
     pthread_t thread;
     void *result;
@@ -113,6 +124,18 @@ static void cancelled(void) {
     once();
     cancel(wait_for_completions);
     cancel(wait_for_events);
+    /* The next thread that waits is woken. */
+    post_receive(&b, 1, 0, 100);
+    CHECK(!ibv_req_notify_cq(b.cq, 0));
+    pthread_t sender;
+    CHECK(!pthread_create(&sender, NULL, send_later, NULL));
+    struct ibv_cq *cq;
+    void *context;
+    CHECK(!ibv_get_cq_event(b.channel, &cq, &context) && cq == b.cq);
+    ibv_ack_cq_events(cq, 1);
+    CHECK(!pthread_join(sender, NULL));
+    wait_good(b.cq, 1, IBV_WC_RECV);
+    wait_good(a.cq, 5, IBV_WC_SEND);
     /* While it posts and polls: it ends where it could be cancelled, which is nowhere in our functions. */
     pthread_t thread;
     void *result;
@@ -138,17 +161,6 @@ static void signalled(void) {
     CHECK(ibv_get_cq_event(b.channel, &cq, &context) == -1 && errno == EINTR);
     once();
     drop_pair(&a, &b);
-}
-
-static void *send_later(void *unused) {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, NULL);
-    usleep(300000);
-    struct ibv_sge sge = sge_of(&a, 0, 8);
-    struct ibv_send_wr wr = {.wr_id = 5, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED}, *bad;
-    CHECK(!ibv_post_send(a.qp, &wr, &bad));
-    return unused;
 }
 
 /* One whose handler says that calls go on after it does not end a wait, as it does not end a read. */

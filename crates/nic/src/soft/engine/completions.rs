@@ -6,7 +6,7 @@
 //! the queue. Outgrown rings are kept until the queue is freed, since a consumer may still read
 //! one. `tests/loom.rs` tries every order.
 
-use crate::soft::events::channel::Channel;
+use crate::soft::events::completion_events::CompletionEvents;
 use crate::sync::ring::Ring;
 use crate::sync::{AtomicBool, AtomicPtr, FIRST_PLACES, Mutex, MutexGuard, Ordering, PoisonError};
 
@@ -25,7 +25,7 @@ struct Producer<T> {
     depth: usize,
     armed: Armed,
     /// The channel that an armed queue notifies, until its owner destroys it.
-    channel: Option<Channel>,
+    channel: Option<CompletionEvents>,
     /// The owner is gone: the depth is 0, and an overflow is no event.
     closed: bool,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Completions<T> {
 }
 
 impl<T: Send> Completions<T> {
-    pub(crate) fn new(id: u32, depth: usize, channel: Option<Channel>) -> Self {
+    pub(crate) fn new(id: u32, depth: usize, channel: Option<CompletionEvents>) -> Self {
         let ring = Box::new(Ring::new(depth.min(FIRST_PLACES)));
         let address = std::ptr::from_ref(&*ring).cast_mut();
         let producer = Producer { rings: vec![ring], depth, armed: Armed::No, channel, closed: false };

@@ -1,5 +1,5 @@
 //! Events for the application: completion channels, asynchronous events, connection-manager events.
 
-pub(crate) mod channel;
 pub(crate) mod cm_channel;
+pub(crate) mod completion_events;
 pub(crate) mod event;

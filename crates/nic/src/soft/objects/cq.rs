@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::soft::engine::cq_state::CqInner;
-use crate::soft::events::channel::Channel;
 use crate::soft::events::event::AsyncEvent;
 use crate::soft::limits::{CountGuard, CreateError, DeviceLimits, check};
+use crate::soft::objects::channel::Channel;
 use crate::soft::objects::device::Shared;
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::set::CqUsers;
@@ -62,6 +62,7 @@ pub struct Cq {
     pub(crate) inner: Arc<CqInner>,
     /// The engines whose queue pairs use it.
     pub(crate) users: Arc<CqUsers>,
+    channel: Option<Channel>,
     _taken: CountGuard,
 }
 
@@ -73,8 +74,15 @@ impl Cq {
     ) -> Result<Self, CreateError> {
         check_depth(depth)?;
         let taken = shared.counts.cqs.take("completion queues", DeviceLimits::OURS.max_cqs)?;
-        let inner = Arc::new(CqInner::new(shared.next_id(), depth, channel.cloned()));
-        Ok(Self { shared: shared.clone(), inner, users: Arc::default(), _taken: taken })
+        let inner =
+            Arc::new(CqInner::new(shared.next_id(), depth, channel.map(|channel| channel.events.clone())));
+        Ok(Self {
+            shared: shared.clone(),
+            inner,
+            users: Arc::default(),
+            channel: channel.cloned(),
+            _taken: taken,
+        })
     }
 
     /// Records when requests complete, from now on ([`WorkCompletion::timestamp`]).
@@ -162,7 +170,9 @@ impl Cq {
             return;
         }
         self.inner.arm(solicited_only);
-        self.shared.engines.expect_sleep(&self.users);
+        if !self.channel.as_ref().is_some_and(Channel::will_block) {
+            self.shared.engines.expect_sleep(&self.users);
+        }
     }
 }
 

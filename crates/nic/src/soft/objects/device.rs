@@ -19,11 +19,11 @@ use crate::soft::engine::totals;
 use crate::soft::engine::totals::Totals;
 use crate::soft::error::CreateQpError;
 use crate::soft::error::OpenError;
-use crate::soft::events::channel::Channel;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::lifecycle::exit::Ending;
 use crate::soft::lifecycle::report::Report;
 use crate::soft::limits::{Count, CountGuard, CreateError, DeviceLimits};
+use crate::soft::objects::channel::Channel;
 use crate::soft::objects::cq::Cq;
 use crate::soft::objects::qp::{Qp, QpInit};
 use crate::soft::objects::srq::{CreateSrqError, Srq, SrqLimits};
@@ -189,7 +189,7 @@ impl Device {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn create_channel(&self) -> io::Result<Channel> {
-        Channel::new()
+        Channel::new(&self.shared.engines)
     }
 
     /// Creates a completion queue of `depth` entries.

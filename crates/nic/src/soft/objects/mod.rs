@@ -1,5 +1,6 @@
 //! The objects of the verbs API.
 
+pub(crate) mod channel;
 pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod mr;

@@ -41,6 +41,11 @@ impl Callers {
         self.count_poll();
     }
 
+    /// Whether a caller has slept on the link since there were so many polls.
+    pub(crate) fn have_slept_since(&self, polls: u64) -> bool {
+        self.are_asleep() && self.polls() == polls
+    }
+
     fn are_asleep(&self) -> bool {
         self.asleep.load(Ordering::Relaxed) > 0
     }

@@ -143,6 +143,16 @@ impl EngineHandle {
         }
     }
 
+    /// `caller` mode: sends all delayed ACKs, for a caller that sleeps until a packet arrives.
+    /// Returns whether it may: nothing else makes it drive the engine.
+    pub(crate) fn drain_to_sleep(&self) -> bool {
+        let Some(mut engine) = self.engine.try_lock() else { return false };
+        engine.drain();
+        let may_sleep = !engine.awaits_copies() && engine.deadline() != Some(0);
+        self.let_go(engine);
+        may_sleep
+    }
+
     /// Number of queue pairs and shared receive queues of this engine.
     pub(crate) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)

@@ -14,6 +14,7 @@
 //! | `engine/submission` | the submission queue of `thread` mode, and the room in each work queue |
 //! | `attention` | `caller` mode: whether the application polls often enough |
 //! | `sync/spin` | how long a waiting thread spins |
+//! | `watch` | a thread that blocks on a completion channel watches the links |
 //! | `wait` | sleeping on the descriptors of a link |
 //! | `lock`, `handle`, `set` | an engine's lock; an engine with its thread; all engines |
 //! | `process/cpu` | allowed CPUs, scheduler slices |
@@ -26,3 +27,4 @@ pub(crate) mod mode;
 pub(crate) mod set;
 mod thread;
 pub(crate) mod wait;
+pub(crate) mod watch;

@@ -12,6 +12,7 @@ use crate::soft::config::MAX_ENGINES;
 use crate::soft::progress::handle::EngineHandle;
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::wait;
+use crate::soft::progress::watch::Watch;
 use crate::sync::waker::Waker;
 use nobounce_protocol::timing::Nanos;
 
@@ -71,6 +72,7 @@ pub(crate) struct EngineSet {
     mode: Mode,
     joint: Joint,
     keeper: Option<Keeper>,
+    pub(crate) watch: Watch,
     /// Held while state changes that all engines share (regions, engines); the engines' locks are
     /// taken inside, one after the other.
     registry: Mutex<()>,
@@ -91,7 +93,16 @@ impl EngineSet {
         let first = Arc::new(EngineHandle::new(0, mode, engine));
         joint.overflows.wakes(&first.waker);
         let more = (1..most).map(|_| OnceLock::new()).collect();
-        Ok(Self { first, more, maker, mode, joint, keeper, registry: Mutex::new(()) })
+        Ok(Self {
+            first,
+            more,
+            maker,
+            mode,
+            joint,
+            keeper,
+            watch: Watch::default(),
+            registry: Mutex::new(()),
+        })
     }
 
     #[inline]

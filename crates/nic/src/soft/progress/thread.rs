@@ -6,6 +6,7 @@
 
 use std::io;
 use std::mem;
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -117,7 +118,7 @@ impl ThreadDriver {
         let mut spin = AdaptiveSpin::fixed(THREAD_SPIN_NS);
         while !self.is_stopped() {
             let deadline = self.drive(&mut spin, || true);
-            self.sleep(deadline);
+            self.sleep_on_link(deadline);
         }
     }
 
@@ -132,15 +133,19 @@ impl ThreadDriver {
             }
             if attention.is_paid(now, &self.callers) {
                 self.glance();
-                if self.waker.stand_by() && wait::for_wake(self.waker.fd(), WINDOW_NS) {
+                let polls = self.callers.polls();
+                if self.waker.stand_by() && wait::for_wake(self.waker.fd(), Some(WINDOW_NS)) {
                     self.waker.clear();
                 }
                 self.waker.stand_up();
+                if self.callers.have_slept_since(polls) {
+                    self.sleep(None, || self.callers.have_slept_since(polls), wait::for_wake);
+                }
             } else {
                 // Stops driving at the first poll.
                 let polls = self.callers.polls();
                 let deadline = self.drive(&mut spin, || self.callers.polls() == polls);
-                self.sleep(deadline);
+                self.sleep_on_link(deadline);
             }
         }
     }
@@ -194,17 +199,28 @@ impl ThreadDriver {
     }
 
     /// Sleeps until a packet, a wake-up or the deadline.
-    fn sleep(&self, deadline: Option<Nanos>) {
+    fn sleep_on_link(&self, deadline: Option<Nanos>) {
+        let may_sleep = || self.engine.submissions.is_empty();
+        self.sleep(deadline, may_sleep, |wake, timeout| wait::for_packets_or(wake, &self.link, timeout));
+    }
+
+    /// Sleeps with `wait`, which returns whether the waker is readable, until the deadline. `may`
+    /// is asked after the sleep was announced.
+    fn sleep(
+        &self,
+        deadline: Option<Nanos>,
+        may: impl Fn() -> bool,
+        wait: impl FnOnce(RawFd, Option<Nanos>) -> bool,
+    ) {
         self.waker.fall_asleep(deadline);
-        let has_work = !self.engine.submissions.is_empty();
+        let may = may();
         // A thread that changed the deadline before this one fell asleep did not wake it. A thread
         // that holds the lock right now may not see it asleep: then the sleep is short.
         let known = self.engine.try_lock().map(|engine| engine.deadline());
         let known = known.unwrap_or_else(|| Some(now_ns().saturating_add(TIMER_SLACK_NS)));
         let deadline = [deadline, known].into_iter().flatten().min();
         let timeout = deadline.map(|at| at.saturating_sub(now_ns()));
-        let may_sleep = !has_work && timeout != Some(0);
-        if may_sleep && wait::for_packets_or(self.waker.fd(), &self.link, timeout) {
+        if may && timeout != Some(0) && wait(self.waker.fd(), timeout) {
             self.waker.clear();
         }
         self.waker.wake_up();

@@ -32,7 +32,7 @@ impl Arrivals {
     }
 
     /// Requests wake-ups from peers; false, without a request, if packets are there already.
-    fn arm(&self) -> bool {
+    pub(crate) fn arm(&self) -> bool {
         let Some(doorbells) = &self.doorbells else { return true };
         let are_there = doorbells.arm();
         if are_there {
@@ -41,14 +41,19 @@ impl Arrivals {
         !are_there
     }
 
-    fn disarm(&self) {
+    pub(crate) fn disarm(&self) {
         if let Some(doorbells) = &self.doorbells {
             doorbells.disarm();
         }
     }
 
+    /// All of them.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = RawFd> {
+        self.peers.iter().chain(&self.packets).copied()
+    }
+
     fn add_to(&self, fds: &mut PollSet) {
-        self.peers.iter().chain(&self.packets).for_each(|fd| fds.add(*fd));
+        self.fds().for_each(|fd| fds.add(fd));
     }
 }
 
@@ -123,9 +128,9 @@ pub(crate) fn for_packets_or(wake: RawFd, link: &Arrivals, timeout: Option<Nanos
 }
 
 /// Sleeps until `wake` is readable or the timeout ends; returns whether it is readable.
-pub(crate) fn for_wake(wake: RawFd, timeout: Nanos) -> bool {
+pub(crate) fn for_wake(wake: RawFd, timeout: Option<Nanos>) -> bool {
     let mut fds = PollSet::new();
     fds.add(wake);
-    fds.wait(Some(timeout));
+    fds.wait(timeout);
     fds.is_first_ready()
 }
