@@ -10,6 +10,7 @@ class Client:
     is_quick = False
     # It needs an RDMA device for its own TCP, too.
     always_nb0 = False
+    needs_interface = False
     # Numbers of parts of a transfer, where not all of the runner's.
     counts = None
 
@@ -28,6 +29,9 @@ class Mpi:
 
     is_quick, always_nb0 = False, False
     script = "mpi_peer.py"
+
+    # It ignores loopback addresses.
+    needs_interface = False
 
     def __init__(self, name, packages, tcp, settings=None, launcher=(), by_nb0=(), by_tcp=()):
         self.name, self.packages, self.tcp = name, [*packages, "mpi4py", "numpy"], tcp
@@ -53,4 +57,7 @@ MPICH = Mpi("MPICH", ["mpich"], {"UCX_TLS": "tcp,self"}, {"MPIR_CVAR_NOLOCAL": "
 OPEN_MPI = Mpi(
     "Open MPI", ["openmpi"], {}, launcher=["--allow-run-as-root", "--bind-to", "none", "--oversubscribe"],
     by_nb0=["--mca", "pml", "ucx", "--mca", "osc", "ucx"], by_tcp=["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"])
-ALL = [NIXL, MOONCAKE, INFINISTORE, MPICH, OPEN_MPI]
+# Without I_MPI_FABRICS ranks of one machine use its own shared memory.
+INTEL_MPI = Mpi("Intel MPI", ["impi-rt"], {"I_MPI_OFI_PROVIDER": "tcp"}, {"I_MPI_FABRICS": "ofi"})
+INTEL_MPI.needs_interface = True
+ALL = [NIXL, MOONCAKE, INFINISTORE, MPICH, OPEN_MPI, INTEL_MPI]

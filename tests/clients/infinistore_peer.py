@@ -2,24 +2,18 @@
 
 tests/clients/run starts both.
 """
-import argparse
 import asyncio
+import itertools
 import json
 import os
-import socket
 import sys
-import time
 
-from memory import Memory, say
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+from memory import Memory
+from peer import measure, options, say, timed, until_error
+from ports import free_port
 
 
-def target(args):
+def target():
     import infinistore
     import uvloop
 
@@ -41,7 +35,7 @@ class Store:
     def __init__(self, args, port, memory):
         import infinistore
 
-        self.is_tcp = args.protocol == "tcp"
+        self.is_tcp, self.loop, self.patience = args.protocol == "tcp", asyncio.new_event_loop(), args.until_error or None
         kind = infinistore.TYPE_TCP if self.is_tcp else infinistore.TYPE_RDMA
         config = infinistore.ClientConfig(
             host_addr="127.0.0.1", service_port=port, log_level="warning", connection_type=kind, ib_port=1,
@@ -51,7 +45,7 @@ class Store:
         if not self.is_tcp:
             self.connection.register_mr(memory.address, memory.length)
 
-    async def move(self, operation, name, count):
+    def move(self, operation, name, count):
         size, memory = self.memory.length // count, self.memory
         if self.is_tcp:
             for at in range(count):
@@ -63,71 +57,46 @@ class Store:
             return
         blocks = [(f"{name}-{at}", at * size) for at in range(count)]
         call = self.connection.rdma_write_cache_async if operation == "WRITE" else self.connection.rdma_read_cache_async
-        await call(blocks, size, memory.address)
+        self.loop.run_until_complete(asyncio.wait_for(call(blocks, size, memory.address), self.patience))
 
     def forget(self, name, count):
         self.connection.delete_keys([f"{name}-{at}" for at in range(count)])
 
 
-async def initiator(args, memory):
+def initiator(args, memory):
     say(ready=True)
     store = Store(args, json.loads(sys.stdin.readline())["port"], memory)
+    numbers = itertools.count()
+
+    def write(count):
+        """A name that exists is not written again."""
+        name = f"k{next(numbers)}"
+        seconds = timed(lambda: store.move("WRITE", name, count))
+        store.forget(name, count)
+        return seconds
+
     if args.until_error:
-        await until_error(args, store)
-        return
-    for seed, count in enumerate(args.counts):
-        name, rounds, spent = f"k{count}", 0, {"WRITE": [], "READ": []}
-        end, right = time.monotonic() + 2 * args.seconds, True
-        while rounds < 3 or time.monotonic() < end and rounds < 100:
-            memory.fill(seed + rounds)
-            for operation in ("WRITE", "READ"):
-                if operation == "READ":
-                    memory.fill(-1)
-                begin = time.perf_counter()
-                await store.move(operation, name, count)
-                spent[operation].append(time.perf_counter() - begin)
-            right = right and memory.holds(seed + rounds)
-            store.forget(name, count)
-            rounds += 1
-        for operation, times in spent.items():
-            first = times[0]
-            times.sort()
-            say(operation=operation, descriptors=count, bytes=memory.length, first_s=first, right=right,
-                gb_s=memory.length / times[len(times) // 2] / 1e9, best_gb_s=memory.length / times[0] / 1e9)
-    os._exit(0)  # its threads do not end
-
-
-async def until_error(args, store):
-    """Writes until that fails. The store is killed or stopped at the word `now`."""
-    await store.move("WRITE", "first", 4)
-    say(connected=True)
-    sys.stdin.readline()
-    begin, rounds = time.monotonic(), 0
-    try:
-        while time.monotonic() - begin < args.until_error:
-            await asyncio.wait_for(store.move("WRITE", f"again{rounds % 8}", 4), args.until_error)
-            store.forget(f"again{rounds % 8}", 4)
-            rounds += 1
-        say(error=None, after_s=time.monotonic() - begin)
-    except Exception as error:  # a plain Exception, by this client
-        told = None if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-        say(error=told, after_s=time.monotonic() - begin)
+        write(4)
+        say(connected=True)
+        sys.stdin.readline()
+        until_error(lambda: write(4), args.until_error)
+        os._exit(0)  # its threads do not end
+    for count in args.counts:
+        memory.fill(count)
+        first = {"WRITE": timed(lambda: store.move("WRITE", "first", count))}
+        memory.fill(-1)
+        first["READ"] = timed(lambda: store.move("READ", "first", count))
+        right = memory.holds(count)
+        moves = {"WRITE": lambda: write(count), "READ": lambda: timed(lambda: store.move("READ", "first", count))}
+        for operation, move in moves.items():
+            measure(move, args.seconds, operation=operation, descriptors=count, bytes=memory.length, first_s=first[operation], right=right)
+        store.forget("first", count)
+    os._exit(0)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=["target", "initiator"])
-    parser.add_argument("--protocol", default="rdma")
-    parser.add_argument("--bytes", type=int, default=64 << 20)
-    parser.add_argument("--counts", type=lambda text: [int(part) for part in text.split(",") if int(part) > 1], default=[256, 4096])
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
-    parser.add_argument("--until-error", type=float, default=0, help="transfer until it fails, at most so long")
-    args = parser.parse_args()
-    if args.role == "target":
-        target(args)
-    else:
-        memory = Memory(args.bytes, False)
-        asyncio.run(initiator(args, memory))
+    args = options("rdma")
+    target() if args.role == "target" else initiator(args, Memory(args.bytes, False))
 
 
 main()

@@ -1,9 +1,4 @@
-"""Memory that a client transfers, and how the two ends of a client talk to tests/clients/run."""
-import json
-
-
-def say(**what):
-    print(json.dumps(what), flush=True)
+"""Memory that a client transfers."""
 
 
 class Memory:

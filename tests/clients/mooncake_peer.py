@@ -1,10 +1,9 @@
 """One end of a transfer of Mooncake's transfer engine: `mooncake_peer.py target|initiator OPTIONS`. tests/clients/run starts both."""
-import argparse
 import json
 import sys
-import time
 
-from memory import Memory, say
+from memory import Memory
+from peer import measure, options, say, timed, until_error
 
 
 def target(engine, memory):
@@ -26,18 +25,13 @@ def transfers(engine, segment, memory, there, count):
     remote = [there + (place - memory.address) for place in parts]
     lengths = [memory.length // count] * count
 
-    def call(operation):
-        return lambda: operation(segment, parts, remote, lengths)
+    def move(operation):
+        code = operation(segment, parts, remote, lengths)
+        if code != 0:
+            raise RuntimeError(f"transfer: {code}")
 
-    return {"WRITE": call(engine.batch_transfer_sync_write), "READ": call(engine.batch_transfer_sync_read)}
-
-
-def timed(call):
-    begin = time.perf_counter()
-    code = call()
-    if code != 0:
-        raise RuntimeError(f"transfer: {code}")
-    return time.perf_counter() - begin
+    operations = {"WRITE": engine.batch_transfer_sync_write, "READ": engine.batch_transfer_sync_read}
+    return {name: lambda operation=operation: move(operation) for name, operation in operations.items()}
 
 
 def initiator(args, engine, memory):
@@ -45,20 +39,14 @@ def initiator(args, engine, memory):
     there = json.loads(sys.stdin.readline())
     segment, seed = there["segment"], 1000
     if args.until_error:
-        call = transfers(engine, segment, memory, there["address"], 16)["WRITE"]
-        timed(call)
+        move = transfers(engine, segment, memory, there["address"], 16)["WRITE"]
+        move()
         say(connected=True)
         sys.stdin.readline()
-        begin = time.monotonic()
-        try:
-            while time.monotonic() - begin < args.until_error:
-                timed(call)
-            say(error=None, after_s=time.monotonic() - begin)
-        except RuntimeError as error:
-            say(error=str(error), after_s=time.monotonic() - begin)
+        until_error(move, args.until_error)
         return
     for count in args.counts:
-        for operation, call in transfers(engine, segment, memory, there["address"], count).items():
+        for operation, move in transfers(engine, segment, memory, there["address"], count).items():
             seed += 1
             if operation == "WRITE":
                 memory.fill(seed)
@@ -66,31 +54,18 @@ def initiator(args, engine, memory):
                 say(fill=seed)
                 sys.stdin.readline()
                 memory.fill(-1)
-            first = timed(call)
+            first = timed(move)
             if operation == "WRITE":
                 say(check=seed)
-                good = json.loads(sys.stdin.readline())["right"]
+                right = json.loads(sys.stdin.readline())["right"]
             else:
-                good = memory.holds(seed)
-            times = []
-            end = time.monotonic() + args.seconds
-            while len(times) < 3 or time.monotonic() < end and len(times) < 200:
-                times.append(timed(call))
-            times.sort()
-            say(operation=operation, descriptors=count, bytes=memory.length, first_s=first, right=good,
-                gb_s=memory.length / times[len(times) // 2] / 1e9, best_gb_s=memory.length / times[0] / 1e9)
+                right = memory.holds(seed)
+            measure(lambda: timed(move), args.seconds,
+                    operation=operation, descriptors=count, bytes=memory.length, first_s=first, right=right)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=["target", "initiator"])
-    parser.add_argument("--protocol", default="rdma")
-    parser.add_argument("--bytes", type=int, default=64 << 20)
-    parser.add_argument("--counts", type=lambda text: [int(part) for part in text.split(",")], default=[1, 256, 4096])
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
-    parser.add_argument("--until-error", type=float, default=0, help="transfer until it fails, at most so long")
-    parser.add_argument("--gpu", action="store_true")
-    args = parser.parse_args()
+    args = options("rdma")
     from mooncake.engine import TransferEngine
 
     engine = TransferEngine()

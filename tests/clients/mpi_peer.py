@@ -1,24 +1,19 @@
 """Two ranks of MPI: messages from 8 B to 16 MiB back and forth, one-sided puts, every byte compared. Started by mpiexec."""
 import argparse
-import os
-import sys
 import time
 
-from memory import say
+from peer import say
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement")
-    parser.add_argument("--until-error", type=float, default=0, help="exchange until it fails, at most so long")
     args = parser.parse_args()
     import numpy
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     rank, other = world.rank, 1 - world.rank
-    if args.until_error:
-        say(pid=os.getpid(), rank=rank)
     for size in (8, 64 << 10, 1 << 20, 16 << 20):
         here = (numpy.arange(size, dtype=numpy.int64) * 7 + rank).astype(numpy.uint8)
         expected = (numpy.arange(size, dtype=numpy.int64) * 7 + other).astype(numpy.uint8)
@@ -53,24 +48,6 @@ def main():
     shared.Free()
     if rank == 0:
         say(operation="PUT", bytes=1 << 20, right=right)
-    if args.until_error:
-        until_error(args, world, numpy)
-
-
-def until_error(args, world, numpy):
-    """Exchanges until it fails; rank 1 is killed or stopped meanwhile."""
-    block = numpy.zeros(1 << 16, dtype=numpy.uint8)
-    if world.rank == 0:
-        say(connected=True)
-    begin = time.monotonic()
-    while time.monotonic() - begin < args.until_error:
-        if world.rank == 0:
-            world.Send(block, 1)
-            world.Recv(block, 1)
-        else:
-            world.Recv(block, 0)
-            world.Send(block, 0)
-    sys.exit(0)
 
 
 main()

@@ -22,6 +22,8 @@ pub(crate) struct Given<'a> {
     pub(crate) engines: usize,
     /// How many devices there are, nb0 and so on.
     pub(crate) devices: usize,
+    /// All devices have loopback addresses.
+    pub(crate) is_loopback: bool,
     /// The machine has RDMA adapters of its own.
     pub(crate) adapters: bool,
 }
@@ -154,6 +156,11 @@ pub(crate) fn variables(
             all.push(variable(name, value.into(), reason));
         }
     }
+    // libfabric does not use verbs devices on loopback.
+    if !given.adapters && !given.is_loopback && now("I_MPI_OFI_PROVIDER").is_none() {
+        let reason = "Intel MPI would use other means of libfabric, as TCP";
+        all.push(variable("I_MPI_OFI_PROVIDER", "verbs".into(), reason));
+    }
     if !given.adapters && now("UCX_NET_DEVICES").is_none() {
         let devices: Vec<String> = (0..given.devices).map(|number| format!("nb{number}:1")).collect();
         let reason = "UCX would send a part of each transfer by TCP over other interfaces";
@@ -205,6 +212,7 @@ mod tests {
         gpus,
         engines,
         devices: 1,
+        is_loopback: true,
         adapters: false,
     };
 
@@ -252,6 +260,17 @@ mod tests {
         assert!(!all.iter().any(|set| set.name.starts_with("UCX_")));
         let set = with(&RunArgs::default(), &[("UCX_TLS", "all"), ("UCX_NET_DEVICES", "all")]);
         assert!(value(&set, "UCX_TLS").or(value(&set, "UCX_NET_DEVICES")).is_none());
+    }
+
+    #[test]
+    fn intel_mpi_uses_verbs_where_libfabric_can() {
+        let provider = |is_loopback, adapters| {
+            let given = Given { is_loopback, adapters, ..GIVEN(0, 1) };
+            let all = variables(&RunArgs::default(), &given, |_| None);
+            value(&all, "I_MPI_OFI_PROVIDER").map(str::to_owned)
+        };
+        assert_eq!(provider(false, false).as_deref(), Some("verbs"));
+        assert_eq!((provider(true, false), provider(false, true)), (None, None));
     }
 
     #[test]

@@ -66,6 +66,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         gpus,
         engines,
         devices,
+        is_loopback: addrs.iter().all(IpAddr::is_loopback),
         adapters,
     };
     let (program, arguments) = args.command.split_first().context("no command given")?;
