@@ -1,7 +1,11 @@
 """What the scripts of all clients share: options, lines for tests/clients/run, measurements."""
 import argparse
 import json
+import os
 import time
+
+# Of nb0, where there is one.
+ADDRESS = os.environ.get("NOBOUNCE_ADDR", "127.0.0.1")
 
 
 def say(**what):

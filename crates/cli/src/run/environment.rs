@@ -58,12 +58,7 @@ const DEFAULTS: [(&str, &str, &str); 3] = [
 ];
 
 /// The same, for UCX, on machines without other adapters for it.
-const UCX: [(&str, &str, &str); 3] = [
-    (
-        "UCX_TLS",
-        "rc_verbs,ud_verbs,cuda_copy,self",
-        "use nb0 for all peers; UCX_TLS=all adds shared memory and CUDA IPC within the machine",
-    ),
+const UCX: [(&str, &str, &str); 2] = [
     ("UCX_FENCE_MODE", "weak", "the default fence of UCX 1.20 and later fails on adapters other than mlx5"),
     ("UCX_WARN_UNUSED_ENV_VARS", "n", "not every release of UCX knows the variables above"),
 ];
@@ -149,7 +144,13 @@ pub(crate) fn variables(
             .into_iter()
             .filter_map(|(name, value)| Some(variable(name, value?, "set by an option of nobounce run"))),
     );
-    let ucx = UCX.into_iter().filter(|_| !given.adapters);
+    // Programs take the name of a CUDA transport as a sign that there is a GPU.
+    let transports = (
+        "UCX_TLS",
+        if given.gpus > 0 { "rc_verbs,ud_verbs,cuda_copy,self" } else { "rc_verbs,ud_verbs,self" },
+        "use nb0 for all peers; UCX_TLS=all adds shared memory and CUDA IPC within the machine",
+    );
+    let ucx = std::iter::once(transports).chain(UCX).filter(|_| !given.adapters);
     let missing = DEFAULTS.into_iter().chain(for_gpus(given, &now)).chain(ucx);
     for (name, value, reason) in missing {
         if now(name).is_none() && !all.iter().any(|set| set.name == name) {
@@ -255,7 +256,9 @@ mod tests {
         let given = |devices, adapters| Given { devices, adapters, ..GIVEN(0, 1) };
         let all = variables(&RunArgs::default(), &given(2, false), |_| None);
         assert_eq!(value(&all, "UCX_NET_DEVICES"), Some("nb0:1,nb1:1"));
-        assert!(value(&all, "UCX_TLS").is_some_and(|list| list.starts_with("rc_verbs,")));
+        assert_eq!(value(&all, "UCX_TLS"), Some("rc_verbs,ud_verbs,self"));
+        let on_gpus = with(&RunArgs::default(), &[]);
+        assert_eq!(value(&on_gpus, "UCX_TLS"), Some("rc_verbs,ud_verbs,cuda_copy,self"));
         let all = variables(&RunArgs::default(), &given(1, true), |_| None);
         assert!(!all.iter().any(|set| set.name.starts_with("UCX_")));
         let set = with(&RunArgs::default(), &[("UCX_TLS", "all"), ("UCX_NET_DEVICES", "all")]);
