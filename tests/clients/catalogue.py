@@ -15,6 +15,8 @@ class Client:
 
     def __init__(self, name, packages, script, tcp, settings=None):
         self.name, self.packages, self.script = name, packages, os.path.join(HERE, script)
+        # Clients with the same packages share a virtual environment. The version of this one is noted.
+        self.home, self.package = name, next(word for word in packages if not word.startswith("-")).split("==")[0]
         # Variables of the environment: for its own TCP, and for both.
         self.tcp, self.settings = tcp, settings or {}
 
@@ -87,10 +89,15 @@ MOONCAKE = Pair(
 INFINISTORE = Pair(
     "InfiniStore", ["--no-deps", "infinistore", "uvloop==0.21.0"], "infinistore_peer.py", {}, ["--protocol", "tcp"], patience=None)
 INFINISTORE.always_nb0, INFINISTORE.counts = True, "256"  # thousands of keys stop its TCP
-UCXX_PACKAGES = ["ucxx-cu12", "distributed-ucxx-cu12", "mpich"]
-UCXX = Pair("UCXX", UCXX_PACKAGES, "ucxx_peer.py", {"UCX_TLS": "tcp,self"})
-DASK = Group("Dask", ["distributed", *UCXX_PACKAGES], "dask_cluster.py", {})
+UCXX = Pair("UCXX", ["ucxx-cu12", "distributed-ucxx-cu12", "mpich"], "ucxx_peer.py", {"UCX_TLS": "tcp,self"})
+DASK = Group("Dask", UCXX.packages, "dask_cluster.py", {})
+DASK.home, DASK.package = UCXX.home, "distributed"
 UCXX.prepare = DASK.prepare = use_ucx_of_mpich
+# Of some gigabytes.
+TENSORPIPE = Group("TensorPipe", ["torch", "ray", "nixl"], "torch_rpc.py", {})
+TENSORPIPE.rows = 2
+RAY = Group("Ray", TENSORPIPE.packages, "ray_actors.py", {"UCX_TLS": "tcp,self"})
+RAY.home, RAY.package = TENSORPIPE.home, "ray"
 MPICH = Mpi("MPICH", ["mpich"], {"UCX_TLS": "tcp,self"}, {"MPIR_CVAR_NOLOCAL": "1"})
 OPEN_MPI = Mpi(
     "Open MPI", ["openmpi"], {}, launcher=["--allow-run-as-root", "--bind-to", "none", "--oversubscribe"],
@@ -98,4 +105,4 @@ OPEN_MPI = Mpi(
 # Without I_MPI_FABRICS ranks of one machine use its own shared memory.
 INTEL_MPI = Mpi("Intel MPI", ["impi-rt"], {"I_MPI_OFI_PROVIDER": "tcp"}, {"I_MPI_FABRICS": "ofi"})
 INTEL_MPI.needs_interface = True
-ALL = [NIXL, MOONCAKE, INFINISTORE, UCXX, DASK, MPICH, OPEN_MPI, INTEL_MPI]
+ALL = [NIXL, MOONCAKE, INFINISTORE, UCXX, DASK, TENSORPIPE, RAY, MPICH, OPEN_MPI, INTEL_MPI]

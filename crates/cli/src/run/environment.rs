@@ -22,6 +22,8 @@ pub(crate) struct Given<'a> {
     pub(crate) engines: usize,
     /// How many devices there are, nb0 and so on.
     pub(crate) devices: usize,
+    /// CPUs that the command may use.
+    pub(crate) cpus: usize,
     /// All devices have loopback addresses.
     pub(crate) is_loopback: bool,
     /// The machine has RDMA adapters of its own.
@@ -56,6 +58,9 @@ const DEFAULTS: [(&str, &str, &str); 3] = [
         "NCCL 2.28.7 and 2.28.9 crash when they choose a GIN type without an mlx5 adapter; 2 is the proxy",
     ),
 ];
+
+/// With fewer CPUs than this, programs that poll with several threads compete with themselves.
+const FEW_CPUS: usize = 4;
 
 /// The same, for UCX, on machines without other adapters for it.
 const UCX: [(&str, &str, &str); 2] = [
@@ -157,6 +162,10 @@ pub(crate) fn variables(
             all.push(variable(name, value.into(), reason));
         }
     }
+    if given.cpus < FEW_CPUS && now("MC_WORKERS_PER_CTX").is_none() {
+        let reason = "two threads of Mooncake that poll without pause leave too little of so few CPUs";
+        all.push(variable("MC_WORKERS_PER_CTX", "1".into(), reason));
+    }
     // libfabric does not use verbs devices on loopback.
     if !given.adapters && !given.is_loopback && now("I_MPI_OFI_PROVIDER").is_none() {
         let reason = "Intel MPI would use other means of libfabric, as TCP";
@@ -213,6 +222,7 @@ mod tests {
         gpus,
         engines,
         devices: 1,
+        cpus: 16,
         is_loopback: true,
         adapters: false,
     };
@@ -263,6 +273,15 @@ mod tests {
         assert!(!all.iter().any(|set| set.name.starts_with("UCX_")));
         let set = with(&RunArgs::default(), &[("UCX_TLS", "all"), ("UCX_NET_DEVICES", "all")]);
         assert!(value(&set, "UCX_TLS").or(value(&set, "UCX_NET_DEVICES")).is_none());
+    }
+
+    #[test]
+    fn mooncake_polls_with_one_thread_on_few_cpus() {
+        let workers = |cpus| {
+            let all = variables(&RunArgs::default(), &Given { cpus, ..GIVEN(0, 1) }, |_| None);
+            value(&all, "MC_WORKERS_PER_CTX").map(str::to_owned)
+        };
+        assert_eq!((workers(2).as_deref(), workers(4)), (Some("1"), None));
     }
 
     #[test]

@@ -66,6 +66,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         gpus,
         engines,
         devices,
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
         is_loopback: addrs.iter().all(IpAddr::is_loopback),
         adapters,
     };

@@ -1,0 +1,39 @@
+"""Ray: tensors go from one actor to another by the transport `nixl`; over TCP by UCX's."""
+import argparse
+
+from peer import measure, timed
+
+SIZE = 64 << 20
+
+
+def main():
+    import ray
+    import torch
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--protocol", help="ignored: UCX_TLS says it")
+    parser.add_argument("--seconds", type=float, default=1.0)
+    args = parser.parse_args()
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+
+    @ray.remote(num_cpus=1)
+    class Actor:
+        @ray.method(tensor_transport="nixl")
+        def make(self, seed):
+            return torch.arange(SIZE // 8, dtype=torch.int64) + seed
+
+        def is_right(self, tensor, seed):
+            return bool((tensor == torch.arange(SIZE // 8, dtype=torch.int64) + seed).all())
+
+    one, other = Actor.remote(), Actor.remote()
+
+    def move(seed=1):
+        return ray.get(other.is_right.remote(one.make.remote(seed), seed), timeout=60)
+
+    right = all(move(seed) for seed in range(3))
+    # With the time to make and to compare the tensor.
+    measure(lambda: timed(move), args.seconds, operation="actor to actor", bytes=SIZE, right=right)
+    ray.shutdown()
+
+
+main()
