@@ -46,6 +46,7 @@ ROOMS = {
     "crates/cli": [("words", {"log", "size"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("run", {"run"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
     "dropin/common": [("log", {"log"}), ("border", {"entry", "endings", "notice", "reserve"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
+    "dropin/vmm": [("interposed", {"driver", "lookup"})],
     "dropin/paths": [("view", {"view", "original", "copies"}), ("calls", {"calls"})],
     # Verbs objects hold each other by pointers that C programs follow in every direction.
     "dropin/ibverbs": [

@@ -20,7 +20,9 @@ impl Rig {
         fs::create_dir_all(folder.join("dropin")).unwrap();
         fs::copy(preload(), folder.join("dropin/libnobounce-paths.so")).unwrap();
         // Any library will do that can be preloaded.
-        std::os::unix::fs::symlink("libnobounce-paths.so", folder.join("dropin/libibverbs.so.1")).unwrap();
+        for name in ["libibverbs.so.1", "libnobounce-vmm.so"] {
+            std::os::unix::fs::symlink("libnobounce-paths.so", folder.join("dropin").join(name)).unwrap();
+        }
         Self { folder: folder.canonicalize().unwrap() }
     }
 

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 pub(crate) const VARIABLE: &str = "NOBOUNCE_DROPIN";
 /// What is preloaded into every process of the command.
 pub(crate) const PRELOAD: &str = "libnobounce-paths.so";
+/// Preloaded on machines with GPUs.
+pub(crate) const VMM: &str = "libnobounce-vmm.so";
 /// Preloaded as well: some programs bring a copy under another name.
 pub(crate) const VERBS: &str = "libibverbs.so.1";
 
@@ -40,7 +42,7 @@ pub(crate) fn find(named: Option<PathBuf>, executable: &Path) -> Result<PathBuf,
         }
     };
     let found =
-        candidates.iter().find(|folder| [VERBS, PRELOAD].iter().all(|file| folder.join(file).exists()));
+        candidates.iter().find(|folder| [VERBS, PRELOAD, VMM].iter().all(|file| folder.join(file).exists()));
     let Some(folder) = found.and_then(|folder| folder.canonicalize().ok()) else {
         return Err(DropinError::Missing(candidates));
     };

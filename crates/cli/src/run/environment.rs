@@ -120,6 +120,11 @@ pub(crate) fn variables(
     let variable = |name, value, reason| Variable { name, value, reason };
     let verbs = in_front(&given.dropin.join(dropin::VERBS), now("LD_PRELOAD"));
     let preload = in_front(&given.dropin.join(dropin::PRELOAD), Some(verbs));
+    let is_off = now("NOBOUNCE_VMM_EXPORT").is_some_and(|value| value == "off");
+    let preload = match given.dropin.join(dropin::VMM) {
+        vmm if given.gpus > 0 && !is_off => in_front(&vmm, Some(preload)),
+        _ => preload,
+    };
     let mut all = vec![
         variable(
             "LD_LIBRARY_PATH",
@@ -129,7 +134,8 @@ pub(crate) fn variables(
         variable(
             "LD_PRELOAD",
             preload,
-            "show nb0 in the InfiniBand directories of sysfs, and to wheels that bring a libibverbs of another name",
+            "show nb0 in the InfiniBand directories of sysfs, and to wheels that bring a libibverbs of another name; with GPUs, make \
+             memory of cuMemCreate exportable, which a window onto it needs",
         ),
         variable("NOBOUNCE_VIEW", given.view.into(), "directory of that sysfs view"),
         variable("NOBOUNCE_REPORT", given.report.into(), "directory for the reports of the devices"),
@@ -251,8 +257,14 @@ mod tests {
         assert_eq!(value(&all, "LD_LIBRARY_PATH"), Some("/lib/nb:/a::/b"));
         assert_eq!(
             value(&all, "LD_PRELOAD"),
-            Some("/lib/nb/libnobounce-paths.so:/lib/nb/libibverbs.so.1:libx.so")
+            Some("/lib/nb/libnobounce-vmm.so:/lib/nb/libnobounce-paths.so:/lib/nb/libibverbs.so.1:libx.so")
         );
+        let without = Some("/lib/nb/libnobounce-paths.so:/lib/nb/libibverbs.so.1");
+        assert_eq!(
+            value(&with(&RunArgs::default(), &[("NOBOUNCE_VMM_EXPORT", "off")]), "LD_PRELOAD"),
+            without
+        );
+        assert_eq!(value(&variables(&RunArgs::default(), &GIVEN(0, 1), |_| None), "LD_PRELOAD"), without);
         assert_eq!(value(&all, "NCCL_NET_GDR_LEVEL"), None);
         assert_eq!(
             value(&all, "NOBOUNCE_ADDR"),

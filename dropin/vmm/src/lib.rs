@@ -1,0 +1,22 @@
+//! libnobounce-vmm.so, an LD_PRELOAD library: adds the POSIX file-descriptor handle type to
+//! `cuMemCreate` of device memory.
+//!
+//! | module | what |
+//! |---|---|
+//! | `driver` | functions of libcuda, and what takes their place |
+//! | `lookup` | `dlsym`: names of libcuda lead to `driver`, others to the C library |
+//!
+//! It allocates no memory.
+
+mod driver;
+mod lookup;
+
+/// Before main: later calls, perhaps from a signal handler, find everything resolved.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    lookup::resolve();
+    driver::read_setting();
+}
