@@ -85,6 +85,8 @@ NIXL.is_quick = True
 # It tries to connect anew to a stopped peer until its own time for a transfer is over (MC_TRANSFER_TIMEOUT, 30 s).
 MOONCAKE = Pair(
     "Mooncake", ["--no-deps", "mooncake-transfer-engine-non-cuda"], "mooncake_peer.py", {}, ["--protocol", "tcp"], patience=(10, 31))
+STORE = Group("Mooncake store", MOONCAKE.packages, "mooncake_store.py", {})
+STORE.home, STORE.rows = MOONCAKE.home, 2
 # It logs an error completion and leaves its caller waiting. Its store needs an RDMA device for TCP, too. (Its libuv must be uvloop's.)
 INFINISTORE = Pair(
     "InfiniStore", ["--no-deps", "infinistore", "uvloop==0.21.0"], "infinistore_peer.py", {}, ["--protocol", "tcp"], patience=None)
@@ -105,4 +107,4 @@ OPEN_MPI = Mpi(
 # Without I_MPI_FABRICS ranks of one machine use its own shared memory.
 INTEL_MPI = Mpi("Intel MPI", ["impi-rt"], {"I_MPI_OFI_PROVIDER": "tcp"}, {"I_MPI_FABRICS": "ofi"})
 INTEL_MPI.needs_interface = True
-ALL = [NIXL, MOONCAKE, INFINISTORE, UCXX, DASK, TENSORPIPE, RAY, MPICH, OPEN_MPI, INTEL_MPI]
+ALL = [NIXL, MOONCAKE, STORE, INFINISTORE, UCXX, DASK, TENSORPIPE, RAY, MPICH, OPEN_MPI, INTEL_MPI]

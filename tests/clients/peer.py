@@ -35,8 +35,14 @@ def measure(move, seconds, **what):
     times, end = [], time.monotonic() + seconds
     while len(times) < 3 or time.monotonic() < end and len(times) < 200:
         times.append(move())
-    times.sort()
-    say(gb_s=what["bytes"] / times[len(times) // 2] / 1e9, best_gb_s=what["bytes"] / times[0] / 1e9, us=times[len(times) // 2] * 1e6, **what)
+    report(times, **what)
+
+
+def report(times, **what):
+    """Says the median and the best of so many seconds. `what` has the bytes of one."""
+    times = sorted(times)
+    median = times[len(times) // 2]
+    say(gb_s=what["bytes"] / median / 1e9, best_gb_s=what["bytes"] / times[0] / 1e9, us=median * 1e6, **what)
 
 
 def until_error(move, seconds):

@@ -1,0 +1,28 @@
+//! GPU-initiated operations: kernels write descriptors into rings, a proxy carries them out.
+//!
+//! ```text
+//! kernel ──descriptor──▶ ring (host memory) ──▶ proxy ──work request──▶ queue pair ──▶ peer
+//!    ▲                                            │                                     │
+//!    └── consumer index, counters, status (GPU memory) ◀┘        signals (GPU memory) ◀─┘
+//! ```
+//!
+//! | module | what |
+//! |---|---|
+//! | [`descriptor`] | the 64 bytes of an operation |
+//! | [`device`] | the channel as a kernel sees it; the device code is `include/nobounce.cuh` |
+//! | [`ring`] | the ring that a kernel fills, and the one end that reads it |
+//! | [`words`] | counters, consumer index and status, as kernels read them |
+//! | [`table`] | memory and ranks that descriptors name, and the check of a descriptor |
+//! | [`proxy`] | carries descriptors out, and its thread |
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones: `formats` (descriptor, device, words), `ring`, `table`,
+//! `proxy`.
+
+pub mod descriptor;
+pub mod device;
+pub mod proxy;
+pub mod ring;
+pub mod table;
+pub mod words;

@@ -1,0 +1,244 @@
+//! What descriptors name: memory, ranks, counters and signals; and the check of a descriptor.
+//!
+//! A descriptor that names what does not exist never becomes a work request.
+
+use crate::descriptor::{Action, Descriptor, Malformed, Place, Signal, Transfer};
+use crate::words::STRIDE;
+
+/// Memory of this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalMemory {
+    /// The address in work requests.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The key of the registration.
+    pub lkey: u32,
+}
+
+/// Memory of another rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteMemory {
+    /// The address in work requests.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The key of the registration there.
+    pub rkey: u32,
+}
+
+/// Why a descriptor was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum Refusal {
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error("rank {rank} does not exist: there are {ranks}")]
+    Rank { rank: u32, ranks: usize },
+    #[error("memory {handle} is not registered here")]
+    LocalHandle { handle: u16 },
+    #[error("memory {handle} is not registered at rank {rank}")]
+    RemoteHandle { handle: u16, rank: u32 },
+    #[error("{len} bytes at offset {offset} leave the {of} bytes of memory {handle}")]
+    Range { handle: u16, offset: u64, len: u64, of: u64 },
+    #[error("offset {offset} of memory {handle} is not a multiple of 8, as an atomic needs")]
+    Misaligned { handle: u16, offset: u64 },
+    #[error("a value has 1 to 8 bytes, not {len}")]
+    ValueLength { len: u32 },
+    #[error("counter {index} does not exist: there are {counters}")]
+    Counter { index: u16, counters: usize },
+    #[error("signal {index} does not exist: there are {signals}")]
+    Signal { index: u16, signals: u64 },
+    #[error("rank {rank} cannot be reached: {reason}")]
+    Unreachable { rank: u32, reason: String },
+}
+
+/// Memory of all ranks by handle, and their signals.
+#[derive(Debug, Default)]
+pub struct Table {
+    local: Vec<Option<LocalMemory>>,
+    ranks: Vec<RankTable>,
+    counters: usize,
+}
+
+/// What one rank has registered.
+#[derive(Clone, Debug, Default)]
+pub struct RankTable {
+    /// By handle.
+    pub memory: Vec<Option<RemoteMemory>>,
+    /// Its signals.
+    pub signals: Option<RemoteMemory>,
+}
+
+/// A checked data movement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Address and key here.
+    pub local: (u64, u32),
+    /// Address and key there.
+    pub remote: (u64, u32),
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Table {
+    /// Of so many counters, with what each rank has registered; this rank is one of them.
+    #[must_use]
+    pub fn new(local: Vec<Option<LocalMemory>>, ranks: Vec<RankTable>, counters: usize) -> Self {
+        Self { local, ranks, counters }
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks.len()
+    }
+
+    fn rank(&self, rank: u32) -> Result<&RankTable, Refusal> {
+        let found = usize::try_from(rank).ok().and_then(|rank| self.ranks.get(rank));
+        found.ok_or(Refusal::Rank { rank, ranks: self.ranks.len() })
+    }
+
+    /// Checks what the descriptor names, besides memory.
+    pub(crate) fn check(&self, descriptor: &Descriptor) -> Result<(), Refusal> {
+        let counters = self.counters;
+        let named = match descriptor.action {
+            Action::ResetCounter(counted) => Some(counted.index),
+            Action::WriteBackCounter { index } => Some(index),
+            _ => descriptor.counter.map(|counted| counted.index),
+        };
+        match named.filter(|index| usize::from(*index) >= counters) {
+            Some(index) => Err(Refusal::Counter { index, counters }),
+            None => Ok(()),
+        }
+    }
+
+    /// The rank that the descriptor is about; the one that a failure of it is reported for.
+    #[must_use]
+    pub fn rank_of(action: &Action) -> Option<u32> {
+        match action {
+            Action::Get(moved) | Action::Put(moved, _) => Some(moved.remote.rank),
+            Action::PutValue { to, .. } | Action::Add { to, .. } => Some(to.rank),
+            Action::Flush { rank } => Some(*rank),
+            Action::ResetCounter(_) | Action::WriteBackCounter { .. } | Action::ResetSignal { .. } => None,
+        }
+    }
+
+    /// Address and key of a place with that many bytes.
+    pub(crate) fn place(&self, place: Place, len: u64) -> Result<(u64, u32), Refusal> {
+        let Place { rank, handle, offset } = place;
+        let memory = self.rank(rank)?.memory.get(usize::from(handle)).copied().flatten();
+        let memory = memory.ok_or(Refusal::RemoteHandle { handle, rank })?;
+        Ok((inside(handle, offset, len, memory.len, memory.addr)?, memory.rkey))
+    }
+
+    /// The same for a word that an atomic changes.
+    pub(crate) fn word(&self, place: Place) -> Result<(u64, u32), Refusal> {
+        let (addr, key) = self.place(place, 8)?;
+        if addr % 8 == 0 {
+            return Ok((addr, key));
+        }
+        Err(Refusal::Misaligned { handle: place.handle, offset: place.offset })
+    }
+
+    pub(crate) fn transfer(&self, moved: &Transfer) -> Result<Moved, Refusal> {
+        let &Transfer { local_handle: handle, local_offset, remote, len } = moved;
+        let remote = self.place(remote, u64::from(len))?;
+        let local = self.local.get(usize::from(handle)).copied().flatten();
+        // A put of nothing, with a signal alone, names no memory.
+        let local = match local {
+            Some(local) => (inside(handle, local_offset, u64::from(len), local.len, local.addr)?, local.lkey),
+            None if len == 0 => (0, 0),
+            None => return Err(Refusal::LocalHandle { handle }),
+        };
+        Ok(Moved { local, remote, len })
+    }
+
+    /// Address and key of a signal of that rank.
+    pub(crate) fn signal(&self, rank: u32, signal: Signal) -> Result<(u64, u32), Refusal> {
+        let memory = self.rank(rank)?.signals;
+        let signals = memory.map_or(0, |memory| memory.len / STRIDE as u64);
+        match memory.filter(|_| u64::from(signal.index) < signals) {
+            Some(memory) => Ok((memory.addr + STRIDE as u64 * u64::from(signal.index), memory.rkey)),
+            None => Err(Refusal::Signal { index: signal.index, signals }),
+        }
+    }
+
+    /// A place of that rank that may be written.
+    pub(crate) fn any_place(&self, rank: usize) -> Option<(u64, u32)> {
+        let rank = self.ranks.get(rank)?;
+        let memory = rank.signals.or_else(|| rank.memory.iter().copied().flatten().next())?;
+        Some((memory.addr, memory.rkey))
+    }
+
+    pub(crate) fn reachable(&self, rank: u32) -> Result<usize, Refusal> {
+        self.rank(rank)?;
+        usize::try_from(rank).map_err(|_| Refusal::Rank { rank, ranks: self.ranks.len() })
+    }
+}
+
+/// The address of a range inside memory.
+fn inside(handle: u16, offset: u64, len: u64, of: u64, addr: u64) -> Result<u64, Refusal> {
+    let end = offset.checked_add(len).filter(|end| *end <= of);
+    end.and_then(|_| addr.checked_add(offset)).ok_or(Refusal::Range { handle, offset, len, of })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::descriptor::Counted;
+
+    fn table() -> Table {
+        let memory = RemoteMemory { addr: 0x1000, len: 100, rkey: 7 };
+        let signals = RemoteMemory { addr: 0x9000, len: 4 * STRIDE as u64, rkey: 8 };
+        let other = RankTable { memory: vec![None, Some(memory)], signals: Some(signals) };
+        let local = LocalMemory { addr: 0x2000, len: 50, lkey: 9 };
+        Table::new(vec![Some(local)], vec![RankTable::default(), other], 3)
+    }
+
+    #[test]
+    fn ranges_and_handles_are_checked() {
+        let table = table();
+        let to = |offset| Place { rank: 1, handle: 1, offset };
+        assert_eq!(table.place(to(60), 40), Ok((0x103c, 7)));
+        for (offset, len) in [(60, 41), (101, 0), (u64::MAX, 2), (1, u64::MAX)] {
+            assert_eq!(table.place(to(offset), len), Err(Refusal::Range { handle: 1, offset, len, of: 100 }));
+        }
+        assert_eq!(table.place(Place { rank: 2, ..to(0) }, 1), Err(Refusal::Rank { rank: 2, ranks: 2 }));
+        assert_eq!(
+            table.place(Place { handle: 0, ..to(0) }, 1),
+            Err(Refusal::RemoteHandle { handle: 0, rank: 1 })
+        );
+        assert_eq!(
+            table.place(Place { rank: 0, ..to(0) }, 1),
+            Err(Refusal::RemoteHandle { handle: 1, rank: 0 })
+        );
+        assert_eq!(table.word(to(8)), Ok((0x1008, 7)));
+        assert_eq!(table.word(to(9)), Err(Refusal::Misaligned { handle: 1, offset: 9 }));
+        let moved = Transfer { local_handle: 0, local_offset: 10, remote: to(0), len: 40 };
+        let checked = Moved { local: (0x200a, 9), remote: (0x1000, 7), len: 40 };
+        assert_eq!(table.transfer(&moved), Ok(checked));
+        let long = Transfer { local_offset: 11, ..moved };
+        assert_eq!(table.transfer(&long), Err(Refusal::Range { handle: 0, offset: 11, len: 40, of: 50 }));
+        let unknown = Transfer { local_handle: 1, ..moved };
+        assert_eq!(table.transfer(&unknown), Err(Refusal::LocalHandle { handle: 1 }));
+    }
+
+    #[test]
+    fn counters_and_signals_are_checked() {
+        let table = table();
+        let signal = |index| Signal { index, add: 1 };
+        assert_eq!(table.signal(1, signal(3)), Ok((0x9000 + 192, 8)));
+        assert_eq!(table.signal(1, signal(4)), Err(Refusal::Signal { index: 4, signals: 4 }));
+        assert_eq!(table.signal(0, signal(0)), Err(Refusal::Signal { index: 0, signals: 0 }));
+        let counted = |index| Counted { index, is_written_back: true };
+        for action in [Action::ResetCounter(counted(3)), Action::WriteBackCounter { index: 3 }] {
+            let refused = table.check(&Descriptor { action, counter: None });
+            assert_eq!(refused, Err(Refusal::Counter { index: 3, counters: 3 }));
+        }
+        let flush = |counter| Descriptor { action: Action::Flush { rank: 1 }, counter };
+        assert_eq!(table.check(&flush(Some(counted(2)))), Ok(()));
+        assert!(table.check(&flush(Some(counted(3)))).is_err());
+    }
+}
