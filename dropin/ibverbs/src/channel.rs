@@ -1,6 +1,6 @@
 //! Completion channels.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 
@@ -53,9 +53,9 @@ pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut verbs::CompCh
     })
 }
 
-/// The queue of a notice, if it still exists.
-fn claim(channel: &ChannelObject) -> Option<&'static CqObject> {
-    let id = channel.soft.claim()?;
+/// The queue of a notice, if it still exists. `has_counted`: the caller has read the counter.
+fn claim(channel: &ChannelObject, has_counted: bool) -> Option<&'static CqObject> {
+    let id = if has_counted { channel.soft.claim() } else { channel.soft.next() }?;
     // Counted under the lock that also guards removal: a queue is either found here or not waited
     // for there.
     let objects = channel.context.objects();
@@ -93,18 +93,22 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     cq: *mut *mut verbs::Cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
+    let has_counted = Cell::new(true);
     let fds = || {
         let channel = ChannelObject::find(channel)?;
         channel.context.alive()?;
+        has_counted.set(true);
         let fds = NoticeFds::new(channel.soft.as_raw_fd(), channel.soft.counter_fd());
-        if fds.do_wait() {
-            return Ok(fds.hold(channel.soft.block()));
+        if !fds.do_wait() {
+            channel.soft.note_polled();
+            return Ok(fds);
         }
-        channel.soft.note_polled();
-        Ok(fds)
+        let blocked = channel.soft.block();
+        has_counted.set(!blocked.is_watching());
+        Ok(NoticeFds::new(channel.soft.as_raw_fd(), blocked.fd()).hold(blocked))
     };
     wait_for(fds, || {
-        let Some(found) = claim(ChannelObject::find(channel)?) else { return Ok(false) };
+        let Some(found) = claim(ChannelObject::find(channel)?, has_counted.get()) else { return Ok(false) };
         // SAFETY: the caller passes valid places.
         unsafe {
             *cq = found.raw();

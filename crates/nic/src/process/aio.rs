@@ -54,10 +54,10 @@ impl ReadAlarm {
 
     /// Raises `event` when `fd` is readable, or is now. An alarm that is still set stays as it is.
     pub(crate) fn set(&mut self, fd: RawFd, event: RawFd) -> io::Result<()> {
-        if self.is_set {
+        if self.is_set && !self.has_gone_off() {
             return Ok(());
         }
-        let request = Request {
+        let mut request = Request {
             opcode: POLL,
             fd: fd.cast_unsigned(),
             buf: u64::from(libc::POLLIN.cast_unsigned()),
@@ -65,7 +65,7 @@ impl ReadAlarm {
             result_fd: event.cast_unsigned(),
             ..Request::default()
         };
-        let mut list = [&raw const request];
+        let mut list = [&raw mut request];
         // SAFETY: a list of one request, which the kernel copies.
         if unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, list.as_mut_ptr()) } != 1 {
             return Err(io::Error::last_os_error());
@@ -75,7 +75,7 @@ impl ReadAlarm {
     }
 
     /// Whether it has gone off, once.
-    pub(crate) fn has_gone_off(&mut self) -> bool {
+    fn has_gone_off(&mut self) -> bool {
         let (mut completed, now) = (Completed::default(), libc::timespec { tv_sec: 0, tv_nsec: 0 });
         // SAFETY: room for one completion, and a timeout of 0.
         let gone_off = self.is_set

@@ -8,6 +8,7 @@ use crate::process::epoll::Epoll;
 use crate::process::eventfd::EventFd;
 use crate::process::fork;
 use crate::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A FIFO of notices with a semaphore eventfd that counts them: each read stands for one notice.
 ///
@@ -31,6 +32,8 @@ struct Queue<T> {
     /// Notices that were taken by `next` or forgotten after a reader had consumed their count: as
     /// many claims return nothing, or the descriptor would count one too many.
     overtaken: usize,
+    /// Of the thread that waits for notices and packets at once.
+    watcher: Option<Arc<EventFd>>,
 }
 
 impl<T> Queue<T> {
@@ -47,7 +50,7 @@ impl<T> Notices<T> {
         Ok(Self {
             counter,
             polled,
-            queue: Mutex::new(Queue { notices: VecDeque::new(), overtaken: 0 }),
+            queue: Mutex::new(Queue { notices: VecDeque::new(), overtaken: 0, watcher: None }),
             generation: fork::generation(),
         })
     }
@@ -68,6 +71,9 @@ impl<T> Notices<T> {
                 self.counter.raise();
             }
             queue.notices.push_back(notice);
+            if let Some(watcher) = &queue.watcher {
+                watcher.raise();
+            }
         });
     }
 
@@ -97,10 +103,19 @@ impl<T> Notices<T> {
         self.with(|queue| !queue.notices.is_empty()).unwrap_or(false)
     }
 
-    /// The counter was raised without a notice: takes that back, or the claim of a reader that has
-    /// consumed it returns nothing.
-    pub(crate) fn take_back(&self) {
-        self.with(|queue| queue.take_back(&self.counter));
+    /// From now on each notice raises `watcher`, too. False, and it does not, if there is one already.
+    pub(crate) fn watch(&self, watcher: &Arc<EventFd>) -> bool {
+        let begins = |queue: &mut Queue<T>| {
+            let is_empty = queue.notices.is_empty();
+            queue.watcher = is_empty.then(|| watcher.clone());
+            is_empty
+        };
+        self.with(begins).unwrap_or(false)
+    }
+
+    /// Notices do not raise the watcher any more.
+    pub(crate) fn end_watch(&self) {
+        self.with(|queue| queue.watcher = None);
     }
 
     /// Takes all notices. Returns whether there were any.

@@ -1,12 +1,12 @@
 //! `caller` mode: threads that block in a read of a completion channel.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_nic::soft::{Channel, Config, LinkChoice, Mtu, Progress, Status};
 use nobounce_nic::work::{Operation, QpLimits};
 
-use crate::common::{End, config, connect};
+use crate::common::{End, config, connect, until};
 use crate::idle::engine_threads;
 
 /// An end whose completion queue has a channel.
@@ -30,9 +30,10 @@ fn read_event(channel: &Channel) -> u32 {
         let blocked = channel.block();
         let mut count = [0_u8; 8];
         // SAFETY: eight bytes that can be written.
-        assert_eq!(unsafe { libc::read(channel.counter_fd(), count.as_mut_ptr().cast(), 8) }, 8);
+        assert_eq!(unsafe { libc::read(blocked.fd(), count.as_mut_ptr().cast(), 8) }, 8);
+        let is_watching = blocked.is_watching();
         drop(blocked);
-        if let Some(cq) = channel.claim() {
+        if let Some(cq) = if is_watching { channel.next() } else { channel.claim() } {
             return cq;
         }
     }
@@ -181,5 +182,46 @@ fn the_links_are_watched_while_the_first_blocked_thread_is_away() {
         });
         times.sort();
         println!("{link:?}: an event takes {:?}, at most {:?}", times[10], times[19]);
+    }
+}
+
+/// Two threads that block on one channel: every event reaches one of them.
+#[test]
+fn threads_that_share_a_channel_lose_no_event() {
+    const ROUNDS: usize = 500;
+    for link in [LinkChoice::Auto, LinkChoice::Udp] {
+        let [a, b] = pair(&callers("127.52.7.4", link));
+        let (taken, events) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while taken.load(Ordering::SeqCst) < ROUNDS {
+                        read_event(&b.1);
+                        events.fetch_add(1, Ordering::SeqCst);
+                        b.0.cq.request_notify(false);
+                        taken.fetch_add(b.0.cq.poll(&mut Vec::new(), 16).unwrap(), Ordering::SeqCst);
+                    }
+                });
+            }
+            b.0.cq.request_notify(false);
+            for round in 0..ROUNDS {
+                b.0.post_recv(0, 0, 8);
+                a.0.post(Operation::Send, 0, 8);
+                a.0.succeed(1);
+                until("the completion", || taken.load(Ordering::SeqCst) > round);
+                if round % 16 == 0 {
+                    std::thread::sleep(Duration::from_millis(3)); // so that the engine thread sleeps, too
+                }
+            }
+            // One more for each thread, which may wait still.
+            for _ in 0..2 {
+                b.0.post_recv(0, 0, 8);
+                a.0.post(Operation::Send, 0, 8);
+                a.0.succeed(1);
+                std::thread::sleep(Duration::from_millis(5));
+                b.0.cq.request_notify(false);
+            }
+        });
+        println!("{link:?}: {} events", events.load(Ordering::SeqCst));
     }
 }

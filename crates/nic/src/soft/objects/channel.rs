@@ -4,9 +4,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
-use crate::process::aio::ReadAlarm;
 use crate::soft::events::completion_events::CompletionEvents;
 use crate::soft::progress::set::EngineSet;
 use crate::soft::progress::watch::Watching;
@@ -28,19 +27,13 @@ pub struct Channel {
 #[derive(Debug)]
 struct Readers {
     engines: Weak<EngineSet>,
-    /// Of the thread that watches the links; empty until there is one.
-    alarm: Mutex<Option<ReadAlarm>>,
     /// The last caller blocked in a read, as far as is known. The next will, too.
     do_block: AtomicBool,
 }
 
 impl Channel {
     pub(crate) fn new(engines: &Arc<EngineSet>) -> io::Result<Self> {
-        let readers = Readers {
-            engines: Arc::downgrade(engines),
-            alarm: Mutex::new(None),
-            do_block: AtomicBool::new(false),
-        };
+        let readers = Readers { engines: Arc::downgrade(engines), do_block: AtomicBool::new(false) };
         Ok(Self { events: CompletionEvents::new()?, readers: Arc::new(readers) })
     }
 
@@ -50,8 +43,8 @@ impl Channel {
     }
 
     /// As [`next`](Self::next), for a caller that has just read 8 bytes from
-    /// [`counter_fd`](Self::counter_fd). `None` if there is none, because the completion queue was
-    /// destroyed meanwhile or because a packet arrived ([`block`](Self::block)): then read again.
+    /// [`counter_fd`](Self::counter_fd). `None` if the completion queue was destroyed meanwhile:
+    /// then read again.
     pub fn claim(&self) -> Option<u32> {
         self.events.0.claim()
     }
@@ -74,27 +67,23 @@ impl Channel {
         self.take()
     }
 
-    /// For a thread that is about to block in a read of [`counter_fd`](Self::counter_fd). If
-    /// callers drive the device, this one does so first, for the time of a spin. If no event comes,
-    /// it becomes the one that a packet wakes: the engine thread need not hand it over. Drop the
-    /// result after the read, before [`claim`](Self::claim).
+    /// For a thread that is about to block in a read of [`Blocked::fd`]. If callers drive the device,
+    /// this one does so first, for the time of a spin. If no event comes, it becomes the one that a
+    /// packet wakes: the engine thread need not hand it over. Drop the result after the read, then
+    /// [`claim`](Self::claim) or [`next`](Self::next), as [`Blocked::is_watching`] says.
     pub fn block(&self) -> Blocked {
+        let events = &self.events.0;
         let engines = self.readers.engines.upgrade().filter(|engines| engines.is_driven_by_callers());
-        let has_event = || self.events.0.has_any();
-        let Some(engines) = engines.filter(|_| !has_event()) else {
+        let Some(engines) = engines.filter(|_| !events.has_any()) else {
             self.readers.do_block.store(false, Ordering::Relaxed);
-            return Blocked(None);
+            return Blocked { fd: self.counter_fd(), state: None };
         };
         self.readers.do_block.store(true, Ordering::Relaxed);
-        let set_alarm = |links| {
-            let mut alarm = self.readers.alarm();
-            if alarm.is_none() {
-                *alarm = Some(ReadAlarm::new()?);
-            }
-            alarm.as_mut().map_or(Ok(()), |alarm| alarm.set(links, self.counter_fd()))
+        let Some((watching, woken)) = engines.watch_for(events) else {
+            return Blocked { fd: self.counter_fd(), state: None };
         };
-        let watching = engines.watch_unless(has_event, set_alarm);
-        Blocked(watching.map(|watching| (watching, self.clone(), engines)))
+        let fd = woken.as_ref().map_or(self.counter_fd(), |woken| woken.as_raw_fd());
+        Blocked { fd, state: Some((watching, self.clone(), engines)) }
     }
 
     /// The caller does not block, but polls the descriptor.
@@ -109,12 +98,6 @@ impl Channel {
     }
 }
 
-impl Readers {
-    fn alarm(&self) -> std::sync::MutexGuard<'_, Option<ReadAlarm>> {
-        self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl AsRawFd for Channel {
     fn as_raw_fd(&self) -> RawFd {
         self.events.0.as_raw_fd()
@@ -124,17 +107,31 @@ impl AsRawFd for Channel {
 /// A thread that blocks on a channel.
 #[derive(Debug)]
 #[must_use]
-pub struct Blocked(Option<(Watching, Channel, Arc<EngineSet>)>);
+pub struct Blocked {
+    fd: RawFd,
+    state: Option<(Watching, Channel, Arc<EngineSet>)>,
+}
+
+impl Blocked {
+    /// The descriptor to read 8 bytes from.
+    pub fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// Whether that is not the counter: take events with [`Channel::next`] after the read, and block
+    /// again if there is none.
+    pub fn is_watching(&self) -> bool {
+        matches!(self.state, Some((Watching::Links(_), ..)))
+    }
+}
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        let Some((watching, channel, engines)) = self.0.take() else { return };
-        engines.end_watch(watching);
-        // The alarm counts as an event, and is none.
-        if matches!(watching, Watching::Links(_))
-            && channel.readers.alarm().as_mut().is_some_and(ReadAlarm::has_gone_off)
-        {
-            channel.events.0.take_back();
+        let Some((watching, channel, engines)) = self.state.take() else { return };
+        if engines.first().is_forked() {
+            std::mem::forget((channel, engines)); // a signal handler forked: all of it is the parent's
+            return;
         }
+        engines.end_watch(watching, &channel.events.0);
     }
 }

@@ -1,6 +1,6 @@
 //! `caller` mode: whether the application polls often enough for the engine thread to stand by.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use nobounce_protocol::timing::Nanos;
 
@@ -17,8 +17,10 @@ const POLLS: u64 = 10;
 pub(crate) struct Callers {
     /// Polls that drove the engine. Two concurrent counts may count as one.
     polls: AtomicU64,
-    /// Threads that sleep on the link, inside a poll.
+    /// Threads that sleep on the link: inside a poll, for a short time, or until a packet arrives.
     asleep: AtomicU32,
+    /// One of them sleeps until a packet arrives.
+    is_watched: AtomicBool,
 }
 
 impl Callers {
@@ -41,9 +43,20 @@ impl Callers {
         self.count_poll();
     }
 
-    /// Whether a caller has slept on the link since there were so many polls.
-    pub(crate) fn have_slept_since(&self, polls: u64) -> bool {
-        self.are_asleep() && self.polls() == polls
+    /// A caller sleeps until a packet arrives, or is awake again.
+    pub(crate) fn begin_watch(&self) {
+        self.fall_asleep();
+        self.is_watched.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn end_watch(&self) {
+        self.is_watched.store(false, Ordering::Relaxed);
+        self.wake_up();
+    }
+
+    /// Whether a caller has watched the link since there were so many polls.
+    pub(crate) fn have_watched_since(&self, polls: u64) -> bool {
+        self.is_watched.load(Ordering::Relaxed) && self.polls() == polls
     }
 
     fn are_asleep(&self) -> bool {

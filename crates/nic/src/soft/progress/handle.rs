@@ -145,10 +145,13 @@ impl EngineHandle {
 
     /// `caller` mode: sends all delayed ACKs, for a caller that sleeps until a packet arrives.
     /// Returns whether it may: nothing else makes it drive the engine.
-    pub(crate) fn drain_to_sleep(&self) -> bool {
+    pub(crate) fn settle_to_sleep(&self) -> bool {
         let Some(mut engine) = self.engine.try_lock() else { return false };
-        engine.drain();
-        let may_sleep = !engine.awaits_copies() && engine.deadline() != Some(0);
+        let mut may_sleep = !engine.awaits_copies();
+        if may_sleep {
+            engine.send_answers();
+            may_sleep = engine.deadline() != Some(0);
+        }
         self.let_go(engine);
         may_sleep
     }

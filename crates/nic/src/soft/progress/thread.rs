@@ -134,12 +134,14 @@ impl ThreadDriver {
             if attention.is_paid(now, &self.callers) {
                 self.glance();
                 let polls = self.callers.polls();
-                if self.waker.stand_by() && wait::for_wake(self.waker.fd(), Some(WINDOW_NS)) {
+                let stands_by = self.waker.stand_by();
+                let is_woken = stands_by && wait::for_wake(self.waker.fd(), Some(WINDOW_NS));
+                if is_woken {
                     self.waker.clear();
                 }
                 self.waker.stand_up();
-                if self.callers.have_slept_since(polls) {
-                    self.sleep(None, || self.callers.have_slept_since(polls), wait::for_wake);
+                if stands_by && !is_woken && self.callers.have_watched_since(polls) {
+                    self.sleep(None, || self.callers.have_watched_since(polls), wait::for_wake);
                 }
             } else {
                 // Stops driving at the first poll.

@@ -1,17 +1,22 @@
 //! `caller` mode: a thread that blocks on a completion channel watches the links itself.
 //!
 //! Otherwise a packet would wake the engine thread, and that one the blocked thread. One thread at
-//! a time watches. The others are woken by it, or by the engine thread while it is away.
+//! a time watches. The others are woken by it, or by the engine thread while it is away. The
+//! watching thread reads an eventfd of its own, which packets (by Linux AIO) and events of its
+//! channel raise. A raise too many costs it a look.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::links::now_ns;
+use crate::process::aio::ReadAlarm;
 use crate::process::epoll::Epoll;
+use crate::process::eventfd::EventFd;
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::set::EngineSet;
+use crate::sync::notices::Notices;
 use crate::sync::spin::MAX_CALLER_SPIN_NS;
 
 /// How a thread blocks.
@@ -29,16 +34,24 @@ pub(crate) struct Watch {
     blocked: AtomicU32,
     /// One of them watches the links.
     is_watched: AtomicBool,
-    links: Mutex<LinkSet>,
+    tools: Mutex<Option<Tools>>,
 }
 
-/// The descriptors of all links in one.
-#[derive(Debug, Default)]
-struct LinkSet {
-    set: Option<Epoll>,
+/// What the watching thread uses.
+#[derive(Debug)]
+struct Tools {
+    /// What it reads: raised by packets, and by events of its channel.
+    woken: Arc<EventFd>,
+    alarm: ReadAlarm,
+    /// The descriptors of all links in one.
+    links: Epoll,
     /// Engines whose links are in it.
     engines: usize,
 }
+
+/// Rounds of driving after which a thread leaves the links to the engine threads: packets that bring
+/// no event for it come without end.
+const MAX_ROUNDS: usize = 4;
 
 impl EngineSet {
     pub(crate) fn is_driven_by_callers(&self) -> bool {
@@ -47,24 +60,28 @@ impl EngineSet {
 
     /// Drives the engines for the length of a spin; `None` if that brought an event. Else the
     /// thread may block, until [`end_watch`](Self::end_watch). It watches the links if no other
-    /// does: `set_alarm` gets a descriptor that packets make readable.
-    pub(crate) fn watch_unless(
-        &self,
-        has_event: impl Fn() -> bool,
-        set_alarm: impl Fn(RawFd) -> io::Result<()>,
-    ) -> Option<Watching> {
-        loop {
-            if self.spin_until(&has_event) {
+    /// does: then it reads the descriptor that is returned.
+    pub(crate) fn watch_for(&self, events: &Notices<u32>) -> Option<(Watching, Option<Arc<EventFd>>)> {
+        for round in 1.. {
+            if self.spin_until(|| events.has_any()) {
                 return None;
             }
             // Counted first: a watcher that leaves sees this thread, or this one sees it gone.
             self.watch.blocked.fetch_add(1, Ordering::SeqCst);
-            let watching = self.begin_watch(&set_alarm);
-            if watching.is_some() {
-                return watching;
+            if self.watch.is_watched.swap(true, Ordering::SeqCst) {
+                return Some((Watching::Nothing, None));
             }
-            self.watch.blocked.fetch_sub(1, Ordering::SeqCst);
+            match self.begin_watch(events) {
+                Begun::Watch(count, woken) => return Some((Watching::Links(count), Some(woken))),
+                Begun::Refused => return Some((Watching::Nothing, None)),
+                Begun::Busy if round >= MAX_ROUNDS => {
+                    self.leave_links_to_threads();
+                    return Some((Watching::Nothing, None));
+                }
+                Begun::Busy => _ = self.watch.blocked.fetch_sub(1, Ordering::SeqCst),
+            }
         }
+        None
     }
 
     /// Drives the engines until there is an event, or the spin is over.
@@ -82,34 +99,34 @@ impl EngineSet {
         }
     }
 
-    /// `None` if there are packets: drive once more.
-    fn begin_watch(&self, set_alarm: impl Fn(RawFd) -> io::Result<()>) -> Option<Watching> {
-        if self.watch.is_watched.swap(true, Ordering::SeqCst) {
-            return Some(Watching::Nothing);
-        }
+    /// The caller alone has set `is_watched`.
+    fn begin_watch(&self, events: &Notices<u32>) -> Begun {
         let count = self.iter().count();
-        self.iter().take(count).for_each(|handle| handle.callers.fall_asleep());
+        self.iter().take(count).for_each(|handle| handle.callers.begin_watch());
         let armed = self.iter().take(count).take_while(|handle| handle.link.arm()).count();
-        let may_sleep = armed == count && self.iter().take(count).all(|handle| handle.drain_to_sleep());
-        if may_sleep && self.link_set(count).and_then(set_alarm).is_ok() {
-            return Some(Watching::Links(count));
+        let is_quiet = armed == count && self.iter().take(count).all(|handle| handle.settle_to_sleep());
+        let woken = if is_quiet { self.set_alarm(count) } else { None };
+        if let Some(woken) = woken.clone().filter(|woken| events.watch(woken)) {
+            return Begun::Watch(count, woken);
         }
         self.iter().take(armed).for_each(|handle| handle.link.disarm());
-        self.iter().take(count).for_each(|handle| handle.callers.wake_up());
+        self.iter().take(count).for_each(|handle| handle.callers.end_watch());
         self.watch.is_watched.store(false, Ordering::SeqCst);
-        if armed < count {
-            return None;
+        if armed < count || woken.is_some() {
+            self.wake_threads();
+            return Begun::Busy;
         }
         self.leave_links_to_threads();
-        Some(Watching::Nothing)
+        Begun::Refused
     }
 
     /// The thread is awake: drives the engines that it watched.
-    pub(crate) fn end_watch(&self, watching: Watching) {
+    pub(crate) fn end_watch(&self, watching: Watching, events: &Notices<u32>) {
         if let Watching::Links(count) = watching {
+            events.end_watch();
             for handle in self.iter().take(count) {
                 handle.link.disarm();
-                handle.callers.wake_up();
+                handle.callers.end_watch();
                 handle.drive_woken();
             }
             self.watch.is_watched.store(false, Ordering::SeqCst);
@@ -117,27 +134,52 @@ impl EngineSet {
         let are_others = self.watch.blocked.fetch_sub(1, Ordering::SeqCst) > 1;
         match watching {
             Watching::Links(_) if are_others => self.leave_links_to_threads(),
-            Watching::Links(_) => self.iter().for_each(|handle| handle.waker.wake_if_asleep()),
+            Watching::Links(_) => self.wake_threads(),
             Watching::Nothing => {}
         }
     }
 
     fn leave_links_to_threads(&self) {
         self.iter().for_each(|handle| handle.waker.ask_to_watch());
+        self.wake_threads();
     }
 
-    /// A descriptor that is readable when a link of the first `count` engines is.
-    fn link_set(&self, count: usize) -> io::Result<RawFd> {
-        let mut links = self.watch.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let LinkSet { set, engines } = &mut *links;
-        let set = match set {
-            Some(set) => set,
-            None => set.insert(Epoll::new()?),
-        };
+    /// Engine threads may have gone to sleep until the watch ends.
+    fn wake_threads(&self) {
+        self.iter().for_each(|handle| handle.waker.wake_if_asleep());
+    }
+
+    /// From now on packets on the links of the first `count` engines raise the descriptor that is
+    /// returned. `None` where the kernel refuses.
+    fn set_alarm(&self, count: usize) -> Option<Arc<EventFd>> {
+        let mut tools = self.watch.tools.lock().unwrap_or_else(PoisonError::into_inner);
+        if tools.is_none() {
+            *tools = Some(Tools::new().ok()?);
+        }
+        let Tools { woken, alarm, links, engines } = tools.as_mut()?;
         for handle in self.iter().take(count).skip(*engines) {
-            handle.link.fds().try_for_each(|fd| set.add(fd))?;
+            handle.link.fds().try_for_each(|fd| links.add(fd)).ok()?;
             *engines += 1;
         }
-        Ok(set.fd())
+        // Before the alarm is set: what is taken here is of an earlier watch.
+        while woken.take() {}
+        alarm.set(links.fd(), woken.as_raw_fd()).ok()?;
+        Some(woken.clone())
+    }
+}
+
+/// The beginning of a watch.
+enum Begun {
+    Watch(usize, Arc<EventFd>),
+    /// There are packets, or an event.
+    Busy,
+    /// It is left to the engine threads.
+    Refused,
+}
+
+impl Tools {
+    fn new() -> io::Result<Self> {
+        let woken = Arc::new(EventFd::counting()?);
+        Ok(Self { woken, alarm: ReadAlarm::new()?, links: Epoll::new()?, engines: 0 })
     }
 }
