@@ -103,6 +103,11 @@ __device__ inline void acquire() { asm volatile("fence.acq_rel.sys;" ::: "memory
 // The proxy reads what this thread, and those it has synchronized with, stored before.
 __device__ inline void release() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
+// Whether the proxy has ended.
+__device__ inline bool has_ended(const Channel *channel) { return load(&channel->status[channel->ranks].value) == 2; }
+
+constexpr u64 no_ticket = ~0ull;
+
 __device__ inline u64 take_ticket(Channel *channel) {
     Queue &queue = channel->queue;
     u64 ticket;
@@ -111,9 +116,9 @@ __device__ inline u64 take_ticket(Channel *channel) {
     u64 seen;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(&queue.consumed_seen) : "memory");
     if (ticket - seen >= depth) {
-        do
-            seen = load(&queue.consumed->value);
-        while (ticket - seen >= depth);
+        while (ticket - (seen = load(&queue.consumed->value)) >= depth)
+            if (has_ended(channel))
+                return no_ticket;
         asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&queue.consumed_seen), "l"(seen) : "memory");
     }
     return ticket;
@@ -122,6 +127,8 @@ __device__ inline u64 take_ticket(Channel *channel) {
 // Stores a descriptor. Its words may arrive in any order: the owner bit of each says its lap.
 __device__ inline void post(Channel *channel, Descriptor descriptor) {
     u64 ticket = take_ticket(channel);
+    if (ticket == no_ticket)
+        return; // waits fail
     u64 owner = (ticket >> channel->queue.log_depth) & 1;
     u64 *place = channel->queue.ring + 8 * (ticket & ((1ull << channel->queue.log_depth) - 1));
 #pragma unroll
@@ -165,6 +172,14 @@ __device__ inline void put(Channel *channel, u32 rank, void *there, const void *
 
 // Reads memory of the rank. The bytes are there when the counter was counted.
 __device__ inline void get(Channel *channel, u32 rank, void *here, const void *there, size_t bytes, Counter counter) {
+    const size_t most = 1u << 30;
+    detail::release();
+    while (bytes > most) {
+        detail::post(channel, detail::transfer(channel, detail::get, rank, there, here, most, no_signal(), no_counter()));
+        there = (const u8 *)there + most;
+        here = (u8 *)here + most;
+        bytes -= most;
+    }
     detail::post(channel, detail::transfer(channel, detail::get, rank, there, here, (u32)bytes, no_signal(), counter));
 }
 
@@ -208,8 +223,11 @@ __device__ inline u64 read_signal(const Channel *channel, u16 index) {
 // Waits until a signal of this rank is at least `value`; fails if the rank that sends it is gone.
 __device__ inline Status wait_signal(const Channel *channel, u32 from, u16 index, u64 value) {
     while (detail::load(&channel->signals[index].value) < value)
-        if (has_failed(channel, from) && detail::load(&channel->signals[index].value) < value)
-            return Status::failed;
+        if (has_failed(channel, from)) {
+            detail::acquire(); // a signal from before the rank was lost
+            if (detail::load(&channel->signals[index].value) < value)
+                return Status::failed;
+        }
     detail::acquire();
     return Status::ok;
 }
@@ -225,7 +243,7 @@ __device__ inline Status wait_counter(const Channel *channel, u16 index, u64 cou
     u64 value;
     do {
         value = detail::load(&channel->counters[index].value);
-        if (value & error_bit)
+        if (value & error_bit || detail::has_ended(channel))
             return Status::failed;
     } while ((value & count_mask) < count);
     detail::acquire();

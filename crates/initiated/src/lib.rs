@@ -13,16 +13,20 @@
 //! | [`ring`] | the ring that a kernel fills, and the one end that reads it |
 //! | [`words`] | counters, consumer index and status, as kernels read them |
 //! | [`table`] | memory and ranks that descriptors name, and the check of a descriptor |
-//! | [`proxy`] | carries descriptors out, and its thread |
+//! | [`parts`] | what a proxy is made of |
+//! | [`proxy`] | carries descriptors out |
+//! | [`thread`] | the thread of a proxy |
 //!
 //! ## Rooms
 //!
 //! A room imports its own modules and lower ones: `formats` (descriptor, device, words), `ring`, `table`,
-//! `proxy`.
+//! `proxy` (parts, proxy, thread).
 
 pub mod descriptor;
 pub mod device;
+pub mod parts;
 pub mod proxy;
 pub mod ring;
 pub mod table;
+pub mod thread;
 pub mod words;

@@ -1,9 +1,7 @@
 //! Carries descriptors out.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nobounce_memory::{AccessError, Window};
@@ -12,15 +10,12 @@ use nobounce_nic::soft::{Remote, Status};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge, WorkCompletion};
 
 use crate::descriptor::{Action, Counted, Descriptor, Signal, WORDS};
-use crate::ring::Ring;
+use crate::parts::{Channel, MAX_REQUESTS, Parts, PartsError, Scratch};
 use crate::table::{Refusal, Table};
 use crate::words::{STRIDE, Words};
 
 /// Descriptors taken from a ring before the next ring and the completions have their turn.
 const BATCH: usize = 32;
-
-/// Work requests of one descriptor.
-const MAX_REQUESTS: usize = 2;
 
 /// Marks the receive of each queue pair, which no message takes.
 const END: u64 = 1 << 63;
@@ -29,19 +24,12 @@ const END: u64 = 1 << 63;
 /// noticed within a second.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
+/// Words of status: the rank cannot be reached; the proxy has ended.
+const LOST: u64 = 1;
+const ENDED: u64 = 2;
+
 /// Reasons kept for the host.
 const MAX_REFUSALS: usize = 64;
-
-/// What a kernel and the proxy share.
-#[derive(Debug)]
-pub struct Channel {
-    /// The ring, in host memory.
-    pub ring: Ring,
-    /// One word, in GPU memory: the consumer index.
-    pub consumed: Words,
-    /// Counters, in GPU memory.
-    pub counters: Words,
-}
 
 /// A rank: the queue pair to it.
 #[derive(Debug)]
@@ -54,6 +42,10 @@ struct Peer {
     waiting: VecDeque<Waiting>,
     failure: Option<String>,
     next_probe: Instant,
+    /// Requests posted up to the last READ. Later requests wait for it.
+    last_read: u64,
+    /// Channels with a refused descriptor to this rank since their last flush: that fails.
+    refused: Vec<bool>,
 }
 
 impl Peer {
@@ -70,16 +62,9 @@ impl Peer {
 struct Waiting {
     requests: u64,
     channel: usize,
+    /// Of the descriptor, in its channel.
+    number: u64,
     counter: Option<Counted>,
-}
-
-/// Where atomics return old values, which no one reads.
-#[derive(Clone, Copy, Debug)]
-pub struct Scratch {
-    /// Address of 8 bytes.
-    pub addr: u64,
-    /// Their key.
-    pub lkey: u32,
 }
 
 /// A descriptor that was refused, or failed.
@@ -122,30 +107,15 @@ pub struct Proxy {
     completions: Vec<WorkCompletion>,
 }
 
-/// What a proxy is made of.
-#[derive(Debug)]
-pub struct Parts {
-    /// The channels.
-    pub channels: Vec<Channel>,
-    /// A connected queue pair to each rank, with completions in `cq`.
-    pub qps: Vec<Qp>,
-    /// As deep as all send queues together.
-    pub cq: Cq,
-    /// What descriptors may name.
-    pub table: Table,
-    /// The signals of this rank.
-    pub signals: Window,
-    /// For atomics.
-    pub scratch: Scratch,
-    /// One word for each rank, and one for all.
-    pub status: Words,
-}
-
 impl Proxy {
     /// From its parts.
-    #[must_use]
-    pub fn new(parts: Parts) -> Self {
+    ///
+    /// # Errors
+    /// They do not fit each other.
+    pub fn new(parts: Parts) -> Result<Self, PartsError> {
+        parts.check()?;
         let Parts { channels, qps, cq, table, signals, scratch, status } = parts;
+        let count = channels.len();
         let peer = |(at, qp): (usize, Qp)| {
             // Completes with an error when the queue pair ends, though nothing was posted to it.
             let failure = qp.post_recv(&RecvRequest { wr_id: END | at as u64, sges: &[] }).err();
@@ -157,9 +127,11 @@ impl Proxy {
                 waiting: VecDeque::new(),
                 failure,
                 next_probe: Instant::now() + PROBE_EVERY,
+                last_read: 0,
+                refused: vec![false; count],
             }
         };
-        Self {
+        let mut proxy = Self {
             held: channels.iter().map(|_| None).collect(),
             channels,
             peers: qps.into_iter().enumerate().map(peer).collect(),
@@ -170,6 +142,20 @@ impl Proxy {
             status,
             reports: Arc::default(),
             completions: Vec::new(),
+        };
+        for at in 0..proxy.peers.len() {
+            if proxy.peers[at].failure.is_some() {
+                let _ = proxy.lose(at); // memory that is gone shows in the first turn
+            }
+        }
+        Ok(proxy)
+    }
+
+    /// Kernels must not wait for a proxy that has ended.
+    pub(crate) fn end(&mut self) {
+        for word in 0..=self.peers.len() {
+            self.status.set(word, ENDED);
+            let _ = self.status.write_back(word);
         }
     }
 
@@ -212,10 +198,8 @@ impl Proxy {
             }
             peer.next_probe = now + PROBE_EVERY;
             if let Some(place) = self.table.any_place(at) {
-                self.request(at, Some(Operation::Write(remote(place))), None, None, None);
-            }
-            if self.peers[at].failure.is_some() {
-                self.lose(at)?;
+                // A queue pair that refuses it has ended, which its receive tells.
+                let _ = self.request(at, Some(Operation::Write(remote(place))), None, None, None);
             }
         }
         Ok(())
@@ -282,12 +266,12 @@ impl Proxy {
                 let sge = Sge { addr: moved.local.0, len: moved.len, lkey: moved.local.1 };
                 (Some(Operation::Read(remote(moved.remote))), Some(sge), None, None)
             }
+            // A signal alone names no memory.
+            Action::Put(moved, signal @ Some(_)) if moved.len == 0 => (None, None, None, signal),
             Action::Put(moved, signal) => {
                 let moved = self.table.transfer(&moved)?;
                 let sge = Sge { addr: moved.local.0, len: moved.len, lkey: moved.local.1 };
-                let operation = Operation::Write(remote(moved.remote));
-                let is_empty = moved.len == 0 && signal.is_some();
-                ((!is_empty).then_some(operation), Some(sge), None, signal)
+                (Some(Operation::Write(remote(moved.remote))), Some(sge), None, signal)
             }
             Action::PutValue { to, value: bytes, len, signal } => {
                 if !(1..=8).contains(&len) {
@@ -310,9 +294,19 @@ impl Proxy {
             Some(signal) => Some((self.table.signal(rank, signal)?, signal)),
             None => None,
         };
-        self.request(at, operation, sge, inline, signal);
+        let is_flush = matches!(descriptor.action, Action::Flush { .. });
+        if is_flush && std::mem::take(&mut self.peers[at].refused[channel]) {
+            return Err(
+                Refusal::Post { reason: "an earlier descriptor to this rank was refused".into() }.into()
+            );
+        }
+        self.request(at, operation, sge, inline, signal)?;
+        let number = self.number(channel);
         let peer = &mut self.peers[at];
-        let waiting = Waiting { requests: peer.posted, channel, counter: descriptor.counter };
+        if matches!(descriptor.action, Action::Get(_)) {
+            peer.last_read = peer.posted;
+        }
+        let waiting = Waiting { requests: peer.posted, channel, number, counter: descriptor.counter };
         if peer.failure.is_some() || peer.completed < peer.posted {
             peer.waiting.push_back(waiting);
         } else {
@@ -324,6 +318,11 @@ impl Proxy {
         Ok(true)
     }
 
+    /// The number of the descriptor that was taken last.
+    fn number(&self, channel: usize) -> u64 {
+        self.channels[channel].ring.taken().saturating_sub(1)
+    }
+
     /// Posts the requests of a descriptor, all reported.
     fn request(
         &mut self,
@@ -332,24 +331,27 @@ impl Proxy {
         sge: Option<Sge>,
         inline: Option<&[u8]>,
         signal: Option<((u64, u32), Signal)>,
-    ) {
+    ) -> Result<(), Refusal> {
         let (scratch, peer) = (self.scratch.sge(), &mut self.peers[at]);
         let add =
             signal.map(|(place, Signal { add, .. })| Operation::FetchAdd { remote: remote(place), add });
         let sges = sge.as_slice();
         let scratch = [scratch];
         let requests = [(operation, sges, inline), (add, &scratch[..], None)];
+        let mut is_begun = false;
         for (operation, sges, inline) in requests {
             let Some(operation) = operation else { continue };
-            let request = SendRequest { inline, ..SendRequest::new(at as u64, operation, sges) };
+            // Data of an earlier READ may be the source of this one, or its target there.
+            let fence = peer.completed < peer.last_read;
+            let request = SendRequest { inline, fence, ..SendRequest::new(at as u64, operation, sges) };
             match peer.qp.post_send(&request) {
-                Ok(()) => peer.posted += 1,
-                Err(error) => {
-                    peer.failure.get_or_insert_with(|| error.to_string());
-                    return;
-                }
+                Ok(()) => (peer.posted, is_begun) = (peer.posted + 1, true),
+                // One half of it is on its way: the rank cannot be served in order any more.
+                Err(error) if is_begun => _ = peer.failure.get_or_insert_with(|| error.to_string()),
+                Err(error) => return Err(Refusal::Post { reason: error.to_string() }),
             }
         }
+        Ok(())
     }
 
     fn control(&mut self, channel: usize, action: Action) -> Result<(), ProxyError> {
@@ -413,16 +415,17 @@ impl Proxy {
         let rank = u32::try_from(at).unwrap_or(u32::MAX);
         let reason = self.peers[at].failure.clone().unwrap_or_default();
         let waiting = std::mem::take(&mut self.peers[at].waiting);
-        // A kernel that sees the error bit finds the reason.
-        for waiting in &waiting {
-            self.report(waiting.channel, Refusal::Unreachable { rank, reason: reason.clone() });
-            self.finish(waiting, false)?;
-        }
         for word in [at, self.peers.len()] {
             if self.status.get(word) == 0 {
-                self.status.set(word, 1);
+                self.status.set(word, LOST);
                 self.status.write_back(word)?;
             }
+        }
+        // A kernel that sees the error bit finds the status and the reason.
+        for waiting in &waiting {
+            let reason = Refusal::Unreachable { rank, reason: reason.clone() };
+            self.report(waiting.channel, waiting.number, reason);
+            self.finish(waiting, false)?;
         }
         Ok(())
     }
@@ -433,9 +436,15 @@ impl Proxy {
         descriptor: Option<&Descriptor>,
         reason: Refusal,
     ) -> Result<(), ProxyError> {
-        self.report(channel, reason);
-        let counter = descriptor.and_then(|descriptor| descriptor.counter);
-        if let Some(Counted { index, .. }) = counter {
+        let is_flush = descriptor.is_some_and(|descriptor| matches!(descriptor.action, Action::Flush { .. }));
+        // The next flush tells kernels that have no counter for it. One of which nothing is known may
+        // have been for any rank.
+        let rank = descriptor.and_then(|descriptor| Table::rank_of(&descriptor.action));
+        for (at, peer) in self.peers.iter_mut().enumerate() {
+            peer.refused[channel] |= !is_flush && rank.is_none_or(|rank| rank as usize == at);
+        }
+        self.report(channel, self.number(channel), reason);
+        if let Some(Counted { index, .. }) = descriptor.and_then(|descriptor| descriptor.counter) {
             let counters = &mut self.channels[channel].counters;
             counters.fail(index.into());
             counters.write_back(index.into())?;
@@ -443,19 +452,12 @@ impl Proxy {
         Ok(())
     }
 
-    fn report(&self, channel: usize, reason: Refusal) {
-        let number = self.channels[channel].ring.taken().saturating_sub(1);
+    fn report(&self, channel: usize, number: u64, reason: Refusal) {
         tracing::error!(channel, number, %reason, "a descriptor was not carried out");
         let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
         if reports.len() < MAX_REFUSALS {
             reports.push_back(Report { channel, number, reason });
         }
-    }
-}
-
-impl Scratch {
-    fn sge(self) -> Sge {
-        Sge { addr: self.addr, len: 8, lkey: self.lkey }
     }
 }
 
@@ -478,65 +480,5 @@ impl From<Refusal> for Stop {
 impl From<ProxyError> for Stop {
     fn from(error: ProxyError) -> Self {
         Self::Ended(error)
-    }
-}
-
-/// The thread of a proxy. Dropping it stops the thread.
-#[derive(Debug)]
-pub struct ProxyThread {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    reports: Arc<Mutex<VecDeque<Report>>>,
-}
-
-/// How long the thread spins after the last descriptor or completion.
-const SPIN: Duration = Duration::from_micros(200);
-
-/// The longest sleep of an idle thread: how long the first descriptor after a pause waits.
-const MAX_SLEEP: Duration = Duration::from_millis(1);
-
-impl ProxyThread {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The system refuses a thread.
-    pub fn start(mut proxy: Proxy) -> std::io::Result<Self> {
-        let (stop, reports) = (Arc::<AtomicBool>::default(), proxy.reports());
-        let asked = stop.clone();
-        let run = move || {
-            let (mut last, mut sleep) = (Instant::now(), Duration::ZERO);
-            while !asked.load(Ordering::Relaxed) {
-                match proxy.turn() {
-                    Ok(true) => (last, sleep) = (Instant::now(), Duration::ZERO),
-                    Ok(false) if last.elapsed() < SPIN => std::hint::spin_loop(),
-                    Ok(false) => {
-                        // No kernel can wake this thread.
-                        sleep = (sleep * 2).clamp(Duration::from_micros(20), MAX_SLEEP);
-                        std::thread::sleep(sleep);
-                    }
-                    Err(error) => {
-                        tracing::error!(%error, "the proxy of GPU-initiated operations ends");
-                        return;
-                    }
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("nobounce-proxy".into()).spawn(run)?;
-        Ok(Self { stop, thread: Some(thread), reports })
-    }
-
-    /// Refused and failed descriptors so far.
-    #[must_use]
-    pub fn reports(&self) -> Vec<Report> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
-    }
-}
-
-impl Drop for ProxyThread {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a panic there was reported
-        }
     }
 }

@@ -5,6 +5,9 @@
 use crate::descriptor::{Action, Descriptor, Malformed, Place, Signal, Transfer};
 use crate::words::STRIDE;
 
+/// The longest message of a queue pair.
+const MAX_MESSAGE: u32 = 1 << 31;
+
 /// Memory of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalMemory {
@@ -44,6 +47,10 @@ pub enum Refusal {
     Range { handle: u16, offset: u64, len: u64, of: u64 },
     #[error("offset {offset} of memory {handle} is not a multiple of 8, as an atomic needs")]
     Misaligned { handle: u16, offset: u64 },
+    #[error("{len} bytes are more than a message has (2^31)")]
+    Length { len: u32 },
+    #[error("the queue pair refused it: {reason}")]
+    Post { reason: String },
     #[error("a value has 1 to 8 bytes, not {len}")]
     ValueLength { len: u32 },
     #[error("counter {index} does not exist: there are {counters}")]
@@ -87,6 +94,12 @@ impl Table {
     #[must_use]
     pub fn new(local: Vec<Option<LocalMemory>>, ranks: Vec<RankTable>, counters: usize) -> Self {
         Self { local, ranks, counters }
+    }
+
+    /// How many counters a channel has.
+    #[must_use]
+    pub fn counters(&self) -> usize {
+        self.counters
     }
 
     /// How many ranks there are.
@@ -144,15 +157,14 @@ impl Table {
 
     pub(crate) fn transfer(&self, moved: &Transfer) -> Result<Moved, Refusal> {
         let &Transfer { local_handle: handle, local_offset, remote, len } = moved;
+        if len > MAX_MESSAGE {
+            return Err(Refusal::Length { len });
+        }
         let remote = self.place(remote, u64::from(len))?;
         let local = self.local.get(usize::from(handle)).copied().flatten();
-        // A put of nothing, with a signal alone, names no memory.
-        let local = match local {
-            Some(local) => (inside(handle, local_offset, u64::from(len), local.len, local.addr)?, local.lkey),
-            None if len == 0 => (0, 0),
-            None => return Err(Refusal::LocalHandle { handle }),
-        };
-        Ok(Moved { local, remote, len })
+        let local = local.ok_or(Refusal::LocalHandle { handle })?;
+        let addr = inside(handle, local_offset, u64::from(len), local.len, local.addr)?;
+        Ok(Moved { local: (addr, local.lkey), remote, len })
     }
 
     /// Address and key of a signal of that rank.

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_initiated::descriptor::{Action, Counted, Descriptor, OWNER, Place, Signal, Transfer};
-use nobounce_initiated::proxy::{Channel, Parts, Proxy, ProxyThread, Scratch};
+use nobounce_initiated::parts::{Channel, Parts, Scratch};
+use nobounce_initiated::proxy::Proxy;
 use nobounce_initiated::ring::Ring;
 use nobounce_initiated::table::{LocalMemory, RankTable, Refusal, RemoteMemory, Table};
+use nobounce_initiated::thread::ProxyThread;
 use nobounce_initiated::words::{ERROR, STRIDE, Words};
 use nobounce_memory::{HostBuffer, Window};
 use nobounce_nic::any::{Cq, Device, Mr, Pd, Qp};
@@ -102,7 +104,7 @@ impl Rank {
             scratch: Scratch { addr: self.scratch.1.addr(), lkey: self.scratch.1.lkey() },
             status: Words::new(window(&self.status)),
         };
-        self.proxy = Some(ProxyThread::start(Proxy::new(parts)).unwrap());
+        self.proxy = Some(ProxyThread::start(Proxy::new(parts).unwrap()).unwrap());
     }
 
     /// As a kernel does: waits for room, then stores the words.
@@ -206,7 +208,8 @@ fn every_operation_does_what_it_says() {
     let signal = Some(Signal { index: 0, add: u64::MAX });
     a.issue(Action::PutValue { to: to(1, 16), value: 77, len: 8, signal }, None);
     a.issue(Action::Add { to: to(1, 16), value: 3 }, None);
-    a.issue(Action::Put(moved(1, 0, 0, 0), Some(Signal { index: 1, add: 9 })), None);
+    let nowhere = Transfer { local_handle: 0, remote: Place { handle: 0, ..to(1, 0) }, ..moved(1, 0, 0, 0) };
+    a.issue(Action::Put(nowhere, Some(Signal { index: 1, add: 9 })), None);
     a.issue(Action::Flush { rank: 1 }, Some(0));
     until("flush", || a.counter(0) == 1);
     assert_eq!((word(&b, 8), word(&b, 16), b.signal(0), b.signal(1)), (0x5566_7788, 80, u64::MAX, 9));
@@ -282,10 +285,22 @@ fn wrong_descriptors_set_the_error_bit_and_move_nothing() {
     a.issue(Action::Flush { rank: 1 }, Some(COUNTERS as u16));
     let owner = a.produced >> LOG_DEPTH & OWNER;
     a.store([0x55 << 16 | owner, owner, owner, owner, owner, owner, owner, owner]);
+    // A flush tells of refused descriptors, once.
     a.issue(Action::Flush { rank: 1 }, Some(6));
-    until("flush", || a.counter(6) == 1);
-    assert_eq!(a.reasons().len(), known + 3);
+    until("failed flush", || a.counter(6) == ERROR);
+    a.issue(Action::Flush { rank: 1 }, Some(7));
+    until("flush", || a.counter(7) == 1);
+    assert_eq!(a.reasons().len(), known + 4);
     assert_eq!(b.device.path_counters(), before, "nothing arrived");
+}
+
+/// Kernels see that a proxy has ended.
+#[test]
+fn a_proxy_that_ends_says_so() {
+    let [mut a, _b] = two(LinkChoice::Auto);
+    assert_eq!(a.status(2), 0);
+    drop(a.proxy.take());
+    assert_eq!([a.status(0), a.status(1), a.status(2)], [2; 3]);
 }
 
 /// A kernel that only waits for signals of a rank learns that it is gone, though nothing was posted.

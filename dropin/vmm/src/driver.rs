@@ -45,17 +45,26 @@ impl Original {
         Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Remembers where it is.
-    fn is_at(&self, address: *mut c_void) {
-        self.address.store(address, Ordering::Relaxed);
+    /// Whether that is where it is. The first address stays: another library may wrap the function,
+    /// and call what it finds here.
+    fn is_at(&self, address: *mut c_void) -> bool {
+        let null = std::ptr::null_mut();
+        let known = self.address.compare_exchange(null, address, Ordering::Relaxed, Ordering::Relaxed);
+        known.is_ok() || known == Err(address)
     }
 
-    /// Where it is: for a program that links libcuda, after this library.
+    /// Where it is: for a program that links libcuda.
     fn get(&self) -> Option<*mut c_void> {
         let known = self.address.load(Ordering::Relaxed);
-        let address = if known.is_null() { lookup::find(libc::RTLD_NEXT, self.name) } else { known };
+        if !known.is_null() {
+            return Some(known);
+        }
+        let address = lookup::behind(self.name);
+        if address.is_null() {
+            return None;
+        }
         self.is_at(address);
-        (!address.is_null()).then_some(address)
+        Some(self.address.load(Ordering::Relaxed))
     }
 }
 
@@ -84,9 +93,9 @@ impl Replaced {
     /// By its name in libcuda.
     pub(crate) fn named(name: &CStr) -> Option<Self> {
         let (original, ours) = match name.to_bytes() {
-            b"cuMemCreate" => (&CREATE, cuMemCreate as *mut c_void),
-            b"cuGetProcAddress" => (&GET_ADDRESS, cuGetProcAddress as *mut c_void),
-            b"cuGetProcAddress_v2" => (&GET_ADDRESS_2, cuGetProcAddress_v2 as *mut c_void),
+            b"cuMemCreate" => (&CREATE, create as *mut c_void),
+            b"cuGetProcAddress" => (&GET_ADDRESS, get_address as *mut c_void),
+            b"cuGetProcAddress_v2" => (&GET_ADDRESS_2, get_address_2 as *mut c_void),
             _ => return None,
         };
         Some(Self { original, ours })
@@ -95,15 +104,26 @@ impl Replaced {
     /// What `dlsym` returns if it found the name at `address`. `next` looks behind this library:
     /// without libcuda the name must not be found here.
     pub(crate) fn looked_up(&self, address: *mut c_void, next: impl FnOnce() -> *mut c_void) -> *mut c_void {
-        let address = if address == self.ours { next() } else { address };
+        let address = if is_of_this_library(address) { next() } else { address };
         if address.is_null() || IS_OFF.load(Ordering::Relaxed) {
             return address;
         }
-        if address != self.ours {
-            self.original.is_at(address);
-        }
-        self.ours
+        if is_of_this_library(address) || self.original.is_at(address) { self.ours } else { address }
     }
+}
+
+/// Whether a function is ours. Exported names do not tell: those of this library may be another's,
+/// which is in front of it.
+fn is_of_this_library(address: *mut c_void) -> bool {
+    let base = |address: *const c_void| {
+        let mut found = mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: any address; the structure is filled when the result is not 0.
+        unsafe {
+            let is_known = libc::dladdr(address, found.as_mut_ptr()) != 0;
+            is_known.then(|| found.assume_init().dli_fbase)
+        }
+    };
+    !address.is_null() && base(address) == base(is_of_this_library as *const c_void)
 }
 
 /// The same for an address that `cuGetProcAddress` has returned.
@@ -127,6 +147,16 @@ unsafe fn replace_found(name: *const c_char, version: c_int, place: *mut *mut c_
 /// As for the driver's.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuMemCreate(
+    handle: *mut u64,
+    size: usize,
+    prop: *const AllocationProp,
+    flags: u64,
+) -> Status {
+    // SAFETY: the caller's promise.
+    unsafe { create(handle, size, prop, flags) }
+}
+
+unsafe extern "C" fn create(
     handle: *mut u64,
     size: usize,
     prop: *const AllocationProp,
@@ -160,6 +190,16 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress(
     version: c_int,
     flags: u64,
 ) -> Status {
+    // SAFETY: the caller's promise.
+    unsafe { get_address(name, place, version, flags) }
+}
+
+unsafe extern "C" fn get_address(
+    name: *const c_char,
+    place: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> Status {
     let Some(get) = GET_ADDRESS.get() else { return NOT_INITIALIZED };
     // SAFETY: the address of the driver's function, and its arguments.
     unsafe {
@@ -177,6 +217,17 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress(
 /// As for the driver's.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
+    name: *const c_char,
+    place: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status_place: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's promise.
+    unsafe { get_address_2(name, place, version, flags, status_place) }
+}
+
+unsafe extern "C" fn get_address_2(
     name: *const c_char,
     place: *mut *mut c_void,
     version: c_int,

@@ -40,6 +40,26 @@ pub(crate) fn find(handle: *mut c_void, name: &CStr) -> *mut c_void {
     call(resolve(), handle, name)
 }
 
+/// Looks a name of libcuda up behind this library: in the libraries that the program links, else in
+/// a libcuda that was loaded for some of them only.
+pub(crate) fn behind(name: &CStr) -> *mut c_void {
+    let next = find(libc::RTLD_NEXT, name);
+    if !next.is_null() {
+        return next;
+    }
+    // SAFETY: a C string. Nothing is loaded: the handle is one more reference, which is given back.
+    unsafe {
+        let cuda = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if cuda.is_null() {
+            libc::dlerror(); // that there is none is no error of the program
+            return cuda;
+        }
+        let found = find(cuda, name);
+        libc::dlclose(cuda);
+        found
+    }
+}
+
 fn call(dlsym: *mut c_void, handle: *mut c_void, name: &CStr) -> *mut c_void {
     if dlsym.is_null() {
         return dlsym;
@@ -61,7 +81,7 @@ unsafe extern "C" fn pick(handle: *mut c_void, name: *const c_char) -> Picked {
     let name = unsafe { CStr::from_ptr(name) };
     match driver::Replaced::named(name) {
         Some(replaced) => {
-            let address = replaced.looked_up(find(handle, name), || find(libc::RTLD_NEXT, name));
+            let address = replaced.looked_up(find(handle, name), || behind(name));
             Picked { address, is_picked: 1 }
         }
         None => Picked { address: std::ptr::null_mut(), is_picked: 0 },

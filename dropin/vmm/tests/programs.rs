@@ -103,6 +103,34 @@ fn memory_is_exportable_however_the_function_was_found() {
     }
 }
 
+/// libcuda is not among the libraries of the program, but of a module that it loads.
+#[test]
+fn modules_that_link_libcuda_find_it() {
+    let (programs, library) = (Programs::new("module"), library());
+    let cuda = programs.0.join("libcuda.so.1");
+    let module = programs.compile("module", "module.so", &["-shared", "-fPIC", cuda.to_str().unwrap()]);
+    let settings = [("MODULE", module.to_str().unwrap())];
+    assert_eq!(programs.run("client", &["module"], &[], &settings), UNCHANGED);
+    assert_eq!(programs.run("client", &["module"], &[&library], &settings), EXPORTABLE);
+}
+
+/// A library that wraps the function, and calls what it finds in libcuda.
+#[test]
+fn another_library_that_wraps_the_function_keeps_working() {
+    let (programs, library) = (Programs::new("wrapper"), library());
+    let wrapper = programs.compile("wrapper", "wrapper.so", &["-shared", "-fPIC"]);
+    let cuda = programs.0.join("libcuda.so.1");
+    programs.compile("client", "linked", &["-DLINKED", cuda.to_str().unwrap(), "-ldl"]);
+    for settings in [&[][..], &[("LAZY", "1")]] {
+        for order in [[&*library, &*wrapper], [&*wrapper, &*library]] {
+            for (program, way) in [("client", "default"), ("client", "dlsym"), ("linked", "linked")] {
+                let told = programs.run(program, &[way], &order, settings);
+                assert!([EXPORTABLE, UNCHANGED].contains(&&*told), "{order:?}, {way}: {told}");
+            }
+        }
+    }
+}
+
 #[test]
 fn without_libcuda_nothing_is_found() {
     let programs = Programs::new("absent");

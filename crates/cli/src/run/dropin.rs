@@ -16,7 +16,7 @@ pub(crate) const VERBS: &str = "libibverbs.so.1";
 #[non_exhaustive]
 pub(crate) enum DropinError {
     #[error(
-        "drop-in libraries not found: no {VERBS} and {PRELOAD} in {}. Build them with `make build`, or set {VARIABLE} to their directory",
+        "drop-in libraries not found: no {VERBS}, {PRELOAD} and {VMM} in {}. Build them with `make build`, or set {VARIABLE} to their directory",
         list(.0)
     )]
     Missing(Vec<PathBuf>),

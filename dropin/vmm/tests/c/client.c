@@ -46,6 +46,18 @@ int main(int count, char **words) {
         return create_all((create_t)found), 0;
     }
 #endif
+    if (!strcmp(way, "module")) {
+        void *module = dlopen(getenv("MODULE"), RTLD_NOW | RTLD_LOCAL);
+        CHECK(module);
+        void *found = dlsym(module, "module_create");
+        CHECK(found);
+        return create_all((create_t)found), 0;
+    }
+    if (!strcmp(way, "default")) {
+        void *found = dlsym(RTLD_DEFAULT, "cuMemCreate");
+        CHECK(found);
+        return create_all((create_t)found), 0;
+    }
     if (!strcmp(way, "absent")) {
         /* No libcuda: the names are not there, and other lookups do as without the library. */
         CHECK(!dlsym(RTLD_DEFAULT, "cuMemCreate") && !dlsym(RTLD_DEFAULT, "cuGetProcAddress_v2") && !dlsym(RTLD_DEFAULT, "cuInit"));

@@ -1,0 +1,80 @@
+//! The thread of a proxy.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::proxy::{Proxy, Report};
+
+/// Tells kernels when the thread ends, however it does.
+struct Ending(Proxy);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// The thread of a proxy. Dropping it stops the thread.
+#[derive(Debug)]
+pub struct ProxyThread {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    reports: Arc<Mutex<VecDeque<Report>>>,
+}
+
+/// How long the thread spins after the last descriptor or completion.
+const SPIN: Duration = Duration::from_micros(200);
+
+/// The longest sleep of an idle thread: how long the first descriptor after a pause waits.
+const MAX_SLEEP: Duration = Duration::from_millis(1);
+
+impl ProxyThread {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn start(proxy: Proxy) -> std::io::Result<Self> {
+        let (stop, reports) = (Arc::<AtomicBool>::default(), proxy.reports());
+        let asked = stop.clone();
+        let mut ending = Ending(proxy);
+        let run = move || {
+            let Ending(proxy) = &mut ending;
+            let (mut last, mut sleep) = (Instant::now(), Duration::ZERO);
+            while !asked.load(Ordering::Relaxed) {
+                match proxy.turn() {
+                    Ok(true) => (last, sleep) = (Instant::now(), Duration::ZERO),
+                    Ok(false) if last.elapsed() < SPIN => std::hint::spin_loop(),
+                    Ok(false) => {
+                        // No kernel can wake this thread.
+                        sleep = (sleep * 2).clamp(Duration::from_micros(20), MAX_SLEEP);
+                        std::thread::sleep(sleep);
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "the proxy of GPU-initiated operations ends");
+                        return;
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("nobounce-proxy".into()).spawn(run)?;
+        Ok(Self { stop, thread: Some(thread), reports })
+    }
+
+    /// Refused and failed descriptors so far.
+    #[must_use]
+    pub fn reports(&self) -> Vec<Report> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+impl Drop for ProxyThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a panic there was reported
+        }
+    }
+}
