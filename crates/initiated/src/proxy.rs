@@ -182,14 +182,14 @@ impl Proxy {
         }
         self.completions = completions;
         if !is_busy {
-            self.probe()?;
+            self.probe();
         }
         Ok(is_busy)
     }
 
     /// Writes nothing to ranks that have been silent. Kernels may wait for signals of a rank to which
     /// nothing is posted, and must learn that it is gone.
-    fn probe(&mut self) -> Result<(), ProxyError> {
+    fn probe(&mut self) {
         let now = Instant::now();
         for at in 0..self.peers.len() {
             let peer = &mut self.peers[at];
@@ -202,7 +202,6 @@ impl Proxy {
                 let _ = self.request(at, Some(Operation::Write(remote(place))), None, None, None);
             }
         }
-        Ok(())
     }
 
     fn serve(&mut self, channel: usize) -> Result<bool, ProxyError> {
@@ -248,10 +247,8 @@ impl Proxy {
         let Some(rank) = Table::rank_of(&descriptor.action) else {
             return Ok(self.control(channel, descriptor.action).map(|()| true)?);
         };
-        let at = self.table.reachable(rank)?;
-        let Some(peer) = self.peers.get(at) else {
-            return Err(Refusal::Rank { rank, ranks: self.peers.len() }.into());
-        };
+        let at = self.table.index_of(rank)?;
+        let peer = &self.peers[at];
         if let Some(reason) = &peer.failure {
             return Err(Refusal::Unreachable { rank, reason: reason.clone() }.into());
         }

@@ -109,8 +109,7 @@ impl Table {
     }
 
     fn rank(&self, rank: u32) -> Result<&RankTable, Refusal> {
-        let found = usize::try_from(rank).ok().and_then(|rank| self.ranks.get(rank));
-        found.ok_or(Refusal::Rank { rank, ranks: self.ranks.len() })
+        Ok(&self.ranks[self.index_of(rank)?])
     }
 
     /// Checks what the descriptor names, besides memory.
@@ -184,9 +183,10 @@ impl Table {
         Some((memory.addr, memory.rkey))
     }
 
-    pub(crate) fn reachable(&self, rank: u32) -> Result<usize, Refusal> {
-        self.rank(rank)?;
-        usize::try_from(rank).map_err(|_| Refusal::Rank { rank, ranks: self.ranks.len() })
+    /// The place of that rank in a list of all.
+    pub(crate) fn index_of(&self, rank: u32) -> Result<usize, Refusal> {
+        let found = usize::try_from(rank).ok().filter(|at| *at < self.ranks.len());
+        found.ok_or(Refusal::Rank { rank, ranks: self.ranks.len() })
     }
 }
 
