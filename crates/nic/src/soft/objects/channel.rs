@@ -79,11 +79,12 @@ impl Channel {
             return Blocked { fd: self.counter_fd(), state: None };
         };
         self.readers.do_block.store(true, Ordering::Relaxed);
-        let Some((watching, woken)) = engines.watch_for(events) else {
-            return Blocked { fd: self.counter_fd(), state: None };
+        let watching = engines.watch_for(events);
+        let fd = match &watching {
+            Some(Watching::Links { woken, .. }) => woken.as_raw_fd(),
+            Some(Watching::Nothing) | None => self.counter_fd(),
         };
-        let fd = woken.as_ref().map_or(self.counter_fd(), |woken| woken.as_raw_fd());
-        Blocked { fd, state: Some((watching, self.clone(), engines)) }
+        Blocked { fd, state: watching.map(|watching| (watching, self.clone(), engines)) }
     }
 
     /// The caller does not block, but polls the descriptor.
@@ -121,7 +122,7 @@ impl Blocked {
     /// Whether that is not the counter: take events with [`Channel::next`] after the read, and block
     /// again if there is none.
     pub fn is_watching(&self) -> bool {
-        matches!(self.state, Some((Watching::Links(_), ..)))
+        matches!(self.state, Some((Watching::Links { .. }, ..)))
     }
 }
 
@@ -129,9 +130,9 @@ impl Drop for Blocked {
     fn drop(&mut self) {
         let Some((watching, channel, engines)) = self.state.take() else { return };
         if engines.first().is_forked() {
-            std::mem::forget((channel, engines)); // a signal handler forked: all of it is the parent's
+            std::mem::forget((watching, channel, engines)); // a signal handler forked: all of it is the parent's
             return;
         }
-        engines.end_watch(watching, &channel.events.0);
+        engines.end_watch(&watching, &channel.events.0);
     }
 }

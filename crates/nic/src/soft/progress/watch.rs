@@ -20,11 +20,13 @@ use crate::sync::notices::Notices;
 use crate::sync::spin::MAX_CALLER_SPIN_NS;
 
 /// How a thread blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Watching {
-    /// Packets on the links of the first engines, so many, wake it.
-    Links(usize),
-    /// Another thread wakes it.
+    /// Packets on the links of the first `engines` wake it, and events of its channel: it reads
+    /// `woken`.
+    #[allow(missing_docs)]
+    Links { engines: usize, woken: Arc<EventFd> },
+    /// Another thread wakes it: it reads the counter of its channel.
     Nothing,
 }
 
@@ -60,8 +62,8 @@ impl EngineSet {
 
     /// Drives the engines for the length of a spin; `None` if that brought an event. Else the
     /// thread may block, until [`end_watch`](Self::end_watch). It watches the links if no other
-    /// does: then it reads the descriptor that is returned.
-    pub(crate) fn watch_for(&self, events: &Notices<u32>) -> Option<(Watching, Option<Arc<EventFd>>)> {
+    /// does.
+    pub(crate) fn watch_for(&self, events: &Notices<u32>) -> Option<Watching> {
         for round in 1.. {
             if self.spin_until(|| events.has_any()) {
                 return None;
@@ -69,14 +71,13 @@ impl EngineSet {
             // Counted first: a watcher that leaves sees this thread, or this one sees it gone.
             self.watch.blocked.fetch_add(1, Ordering::SeqCst);
             if self.watch.is_watched.swap(true, Ordering::SeqCst) {
-                return Some((Watching::Nothing, None));
+                return Some(Watching::Nothing);
             }
             match self.begin_watch(events) {
-                Begun::Watch(count, woken) => return Some((Watching::Links(count), Some(woken))),
-                Begun::Refused => return Some((Watching::Nothing, None)),
+                Begun::Watch(watching) => return Some(watching),
                 Begun::Busy if round >= MAX_ROUNDS => {
                     self.leave_links_to_threads();
-                    return Some((Watching::Nothing, None));
+                    return Some(Watching::Nothing);
                 }
                 Begun::Busy => _ = self.watch.blocked.fetch_sub(1, Ordering::SeqCst),
             }
@@ -107,7 +108,7 @@ impl EngineSet {
         let is_quiet = armed == count && self.iter().take(count).all(|handle| handle.settle_to_sleep());
         let woken = if is_quiet { self.set_alarm(count) } else { None };
         if let Some(woken) = woken.clone().filter(|woken| events.watch(woken)) {
-            return Begun::Watch(count, woken);
+            return Begun::Watch(Watching::Links { engines: count, woken });
         }
         self.iter().take(armed).for_each(|handle| handle.link.disarm());
         self.iter().take(count).for_each(|handle| handle.callers.end_watch());
@@ -117,14 +118,14 @@ impl EngineSet {
             return Begun::Busy;
         }
         self.leave_links_to_threads();
-        Begun::Refused
+        Begun::Watch(Watching::Nothing)
     }
 
     /// The thread is awake: drives the engines that it watched.
-    pub(crate) fn end_watch(&self, watching: Watching, events: &Notices<u32>) {
-        if let Watching::Links(count) = watching {
+    pub(crate) fn end_watch(&self, watching: &Watching, events: &Notices<u32>) {
+        if let Watching::Links { engines, .. } = watching {
             events.end_watch();
-            for handle in self.iter().take(count) {
+            for handle in self.iter().take(*engines) {
                 handle.link.disarm();
                 handle.callers.end_watch();
                 handle.drive_woken();
@@ -133,8 +134,8 @@ impl EngineSet {
         }
         let are_others = self.watch.blocked.fetch_sub(1, Ordering::SeqCst) > 1;
         match watching {
-            Watching::Links(_) if are_others => self.leave_links_to_threads(),
-            Watching::Links(_) => self.wake_threads(),
+            Watching::Links { .. } if are_others => self.leave_links_to_threads(),
+            Watching::Links { .. } => self.wake_threads(),
             Watching::Nothing => {}
         }
     }
@@ -170,11 +171,10 @@ impl EngineSet {
 
 /// The beginning of a watch.
 enum Begun {
-    Watch(usize, Arc<EventFd>),
+    /// The thread may block.
+    Watch(Watching),
     /// There are packets, or an event.
     Busy,
-    /// It is left to the engine threads.
-    Refused,
 }
 
 impl Tools {
