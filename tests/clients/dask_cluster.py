@@ -1,9 +1,7 @@
 """Dask with `protocol="ucxx"` or `"tcp"`: a scheduler and two workers. Arrays that one worker makes are checked by the other."""
-import argparse
-
 import numpy
 
-from peer import ADDRESS, measure, say, timed
+from peer import ADDRESS, group_options, measure, say, timed
 
 SIZE = 64 << 20
 
@@ -24,10 +22,7 @@ def is_right(array, seed):
 def main():
     from dask.distributed import Client, LocalCluster, wait
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--protocol", default="ucxx")
-    parser.add_argument("--seconds", type=float, default=1.0)
-    args = parser.parse_args()
+    args = group_options("ucxx").parse_args()
     options = dict(n_workers=2, threads_per_worker=1, processes=True, protocol=args.protocol, dashboard_address=None, host=ADDRESS)
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         one, other = list(client.scheduler_info()["workers"])

@@ -1,11 +1,10 @@
 """Mooncake's store: a master, a process that lends its memory, and a client that puts and gets values of 1 KiB."""
-import argparse
 import os
 import subprocess
 import sys
 import time
 
-from peer import measure, report, timed
+from peer import group_options, measure, report, timed
 from ports import free_port
 
 VALUE, LENT, BUFFER = 1 << 10, 256 << 20, 64 << 20
@@ -41,9 +40,7 @@ def put(client, name, value):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--protocol", default="rdma")
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser = group_options("rdma")
     parser.add_argument("--lend", help="port of the master; for the process that lends its memory")
     args = parser.parse_args()
     if args.lend:

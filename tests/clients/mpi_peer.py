@@ -1,14 +1,11 @@
 """Two ranks of MPI: messages from 8 B to 16 MiB back and forth, one-sided puts, every byte compared. Started by mpiexec."""
-import argparse
 import time
 
-from peer import say
+from peer import group_options, say
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement")
-    args = parser.parse_args()
+    args = group_options().parse_args()
     import numpy
     from mpi4py import MPI
 

@@ -12,13 +12,20 @@ def say(**what):
     print(json.dumps(what), flush=True)
 
 
-def options(default_protocol=None):
+def group_options(default_protocol=None):
+    """For a client that starts its processes itself: a parser, to which it may add."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=["target", "initiator"])
     parser.add_argument("--protocol", default=default_protocol)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
+    return parser
+
+
+def options(default_protocol=None):
+    """For one of two ends."""
+    parser = group_options(default_protocol)
+    parser.add_argument("role", choices=["target", "initiator"])
     parser.add_argument("--bytes", type=int, default=64 << 20)
     parser.add_argument("--counts", type=lambda text: [int(part) for part in text.split(",")], default=[1, 256, 4096])
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
     parser.add_argument("--until-error", type=float, default=0, help="transfer until it fails, at most so long")
     parser.add_argument("--gpu", action="store_true")
     return parser.parse_args()

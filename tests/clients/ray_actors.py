@@ -1,7 +1,5 @@
 """Ray: tensors go from one actor to another by the transport `nixl`; over TCP by UCX's."""
-import argparse
-
-from peer import measure, timed
+from peer import group_options, measure, timed
 
 SIZE = 64 << 20
 
@@ -10,10 +8,7 @@ def main():
     import ray
     import torch
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--protocol", help="ignored: UCX_TLS says it")
-    parser.add_argument("--seconds", type=float, default=1.0)
-    args = parser.parse_args()
+    args = group_options().parse_args()  # UCX_TLS sets the protocol
     ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
 
     @ray.remote(num_cpus=1)

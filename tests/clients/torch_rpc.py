@@ -2,12 +2,11 @@
 
 It names the transport: between processes of one machine TensorPipe takes its own shared memory.
 """
-import argparse
 import os
 import subprocess
 import sys
 
-from peer import measure, say, timed
+from peer import group_options, measure, say, timed
 from ports import free_port
 
 SIZES = (1 << 20, 64 << 20)
@@ -18,9 +17,7 @@ def returned(tensor):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--protocol", default="ibv")
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser = group_options("ibv")
     parser.add_argument("--callee", help="port of the caller; for the process that is called")
     args = parser.parse_args()
     port = args.callee or str(free_port())
