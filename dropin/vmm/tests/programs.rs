@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Handle types that the driver is asked for: device memory without one, with the descriptor, with
+/// Handle types in the driver's calls: device memory without one, with the descriptor, with
 /// a fabric handle; and host memory.
 const EXPORTABLE: &str = "asked 1 of 1\nasked 1 of 1\nasked 9 of 1\nasked 0 of 2\n";
 const UNCHANGED: &str = "asked 0 of 1\nasked 1 of 1\nasked 8 of 1\nasked 0 of 2\n";
