@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{AsyncEvent, Config, LinkChoice, Mtu, QpEvent, QpState, Status};
-use nobounce_nic::work::QpLimits;
+use nobounce_nic::soft::{
+    AsyncEvent, Config, LinkChoice, Mtu, Progress, Psn, QpAttr, QpEvent, QpState, Status,
+};
+use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 use nobounce_protocol::pcap::Reader;
 use nobounce_protocol::wire::Presence;
 
@@ -119,4 +121,44 @@ fn nothing_is_asked_unless_it_is_wanted() {
         packets += 1;
     }
     assert!(packets > 0);
+}
+
+/// Programs connect with a depth of 1 (NCCL does). Both ends know that the other one takes more: by its
+/// ring, or by its answer to a keep-alive.
+#[test]
+fn atomics_to_a_device_of_this_kind_do_not_wait_for_each_other() {
+    const COUNT: u64 = 8;
+    let caller = |config| Config { progress: Progress::Caller, ..config };
+    let shm = |addr| caller(Config { link: LinkChoice::Auto, ..config(addr) });
+    for (ours, theirs, is_known) in [
+        (shm("127.58.6.1"), shm("127.58.6.2"), true),
+        (caller(asking("127.58.6.3")), caller(silent("127.58.6.4")), true),
+        (caller(silent("127.58.6.5")), caller(silent("127.58.6.6")), false),
+    ] {
+        let (mut a, mut b) = (End::open(&ours, LEN), End::open(&theirs, LEN));
+        a.add_qp(QpLimits::default());
+        b.add_qp(QpLimits::default());
+        for (end, peer) in [(&a, &b), (&b, &a)] {
+            let (qp, to) = (&end.qps[0], &peer.qps[0]);
+            let rtr = QpAttr::to_rtr(peer.device.local(), to.qpn(), Psn::new(7), Mtu::Mtu1024);
+            qp.modify(&QpAttr { max_dest_rd_atomic: 1, ..rtr }).unwrap();
+            qp.modify(&QpAttr { max_rd_atomic: 1, ..QpAttr::to_rts(Psn::new(7)) }).unwrap();
+        }
+        poll_for(&[&a, &b], 4 * INTERVAL);
+        let before = a.device.counters().sent_pkts;
+        let add = Operation::FetchAdd { remote: b.remote(0), add: 1 };
+        let sges: Vec<_> = (0..COUNT).map(|at| a.sge(8 * at, 8)).collect();
+        let requests: Vec<_> = sges.iter().map(|sges| SendRequest::new(1, add, sges)).collect();
+        a.qps[0].post_sends(&requests).unwrap();
+        let sent = a.device.counters().sent_pkts - before;
+        // The peer is not driven meanwhile.
+        assert!(!is_known || sent >= COUNT, "{:?}: {sent} were sent at once", ours.link);
+        assert!(is_known || sent <= 2, "{sent} were sent to a device of which nothing is known");
+        let (start, mut got) = (Instant::now(), Vec::new());
+        while got.len() < requests.len() && start.elapsed() < Duration::from_secs(10) {
+            a.cq.poll(&mut got, 16).unwrap();
+            b.quiet();
+        }
+        assert!(got.len() == requests.len() && got.iter().all(|one| one.status == Status::Success), "{got:?}");
+    }
 }

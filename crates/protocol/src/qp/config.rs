@@ -52,14 +52,19 @@ impl Params {
             dest_qpn: attr.dest_qpn,
             mtu: attr.path_mtu.bytes(),
             access: attr.access,
-            max_rd_atomic: attr.max_rd_atomic,
-            max_dest_rd_atomic: attr.max_dest_rd_atomic,
+            max_rd_atomic: at_least(attr.max_rd_atomic, config.peer_resources),
+            max_dest_rd_atomic: at_least(attr.max_dest_rd_atomic, config.responder_resources),
             min_rnr_timer: attr.min_rnr_timer,
             timeout: attr.timeout,
             retry_cnt: attr.retry_cnt,
             rnr_retry: attr.rnr_retry,
         }
     }
+}
+
+/// A limit of 0 forbids READs and atomics, and stays.
+fn at_least(limit: u8, resources: u8) -> u8 {
+    if limit == 0 { 0 } else { limit.max(resources) }
 }
 
 /// Configuration of a queue pair.
@@ -75,4 +80,8 @@ pub struct QpConfig {
     pub send_depth: usize,
     /// Signal every request, whatever it says.
     pub signal_all: bool,
+    /// READs and atomics that are answered at a time, also where `max_dest_rd_atomic` is lower.
+    pub responder_resources: u8,
+    /// Those that the peer is known to answer at a time, also where `max_rd_atomic` is lower.
+    pub peer_resources: u8,
 }

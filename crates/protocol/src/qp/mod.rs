@@ -439,6 +439,13 @@ impl Qp {
         true
     }
 
+    /// READs and atomics that the peer is known to answer at a time, whatever the attributes say; 0
+    /// if nothing is known of it.
+    pub fn set_peer_resources(&mut self, resources: u8) {
+        self.config.peer_resources = resources;
+        self.params = Params::of(&self.config, &self.attr);
+    }
+
     /// Whether the receiver of later unreliable packets echoes [`Marker`](crate::wire::Marker)s.
     pub fn set_near(&mut self, near: bool) {
         if let Some(unreliable) = &mut self.unreliable {

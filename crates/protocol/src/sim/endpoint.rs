@@ -25,6 +25,8 @@ pub struct Setup {
     pub access: Access,
     pub max_rd_atomic: u8,
     pub max_dest_rd_atomic: u8,
+    /// READs and atomics that both ends are known to answer at a time.
+    pub resources: u8,
     pub min_rnr_timer: u8,
     pub timeout: u8,
     pub retry_cnt: u8,
@@ -55,6 +57,7 @@ impl Default for Setup {
             access: Access::all(),
             max_rd_atomic: 16,
             max_dest_rd_atomic: 16,
+            resources: 0,
             min_rnr_timer: 12,
             timeout: 14,
             retry_cnt: 7,
@@ -126,6 +129,8 @@ impl Endpoint {
             port_mtu: setup.mtu,
             send_depth: setup.send_depth,
             signal_all: setup.signal_all,
+            responder_resources: setup.resources,
+            peer_resources: setup.resources,
         };
         let mut endpoint = Self {
             qp: Qp::new(config),

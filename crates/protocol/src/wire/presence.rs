@@ -41,8 +41,10 @@ impl Capabilities {
     pub const KEEP_ALIVE: u64 = 1;
     /// Its generation numbers are unique.
     pub const GENERATIONS: u64 = 1 << 1;
+    /// Its queue pairs answer 16 READs and atomics at a time, also where their attributes say less.
+    pub const RESPONDER_RESOURCES: u64 = 1 << 2;
     /// All that this version has.
-    pub const OURS: u64 = Self::KEEP_ALIVE | Self::GENERATIONS;
+    pub const OURS: u64 = Self::KEEP_ALIVE | Self::GENERATIONS | Self::RESPONDER_RESOURCES;
 }
 
 impl Presence {

@@ -170,6 +170,8 @@ fn every_state_and_packet_kind() {
                 port_mtu: Mtu::Mtu256,
                 send_depth: 4,
                 signal_all: true,
+                responder_resources: 0,
+                peer_resources: 0,
             });
             let remote = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
             let path = [

@@ -94,6 +94,26 @@ fn never_more_reads_on_the_wire_than_agreed() {
     }
 }
 
+/// The limit of the attributes is a promise of the peer. A peer that is known to keep more is not held
+/// to it, also when requests and responses are lost.
+#[test]
+fn as_many_atomics_on_the_wire_as_the_peer_is_known_to_answer() {
+    let setup = Setup { max_rd_atomic: 1, max_dest_rd_atomic: 1, resources: 16, ..small() };
+    for loss in [0, 50_000] {
+        let mut sim = over(&setup, Conditions { loss, ..Conditions::default() }, 3);
+        for _ in 0..100 {
+            add(&mut sim);
+        }
+        let mut most = 0;
+        while sim.step() {
+            let open = sim.pipes[0].counters().sent - sim.ends[A].sends().len() as u64;
+            most = most.max(open);
+        }
+        assert_eq!(ended(&sim), vec![SUCCESS; 100]);
+        assert!(loss > 0 || most == 16, "{most}");
+    }
+}
+
 #[test]
 fn a_large_read_is_asked_for_in_pieces_and_arrives_whole() {
     let mut sim = pair(&Setup { memory: 2 << 20, ..small() });

@@ -16,7 +16,7 @@ use crate::process::fork::NotInherited;
 /// Length of the message that passes a ring: magic 4, version 1, family 1, port 2, address 16.
 const HELLO: usize = 24;
 const MAGIC: [u8; 4] = *b"nbsm";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Length of the message that exports a file for packets to refer to: magic 4, file length 8.
 const SHOWN: usize = 12;
 const SHOWN_MAGIC: [u8; 4] = *b"nbsf";

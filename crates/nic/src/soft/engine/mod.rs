@@ -66,6 +66,7 @@ use crate::soft::engine::srqs::Srqs;
 use crate::soft::engine::submission::Submissions;
 use crate::soft::engine::timer::Timer;
 use crate::soft::events::event::{AsyncEvent, Events};
+use crate::soft::limits::RESPONDER_RESOURCES;
 use crate::soft::local::routes::addressee;
 use crate::sync::spin::AdaptiveSpin;
 use crate::sync::spin::CALLER_SPIN_NS;
@@ -202,6 +203,8 @@ impl Engine {
         entry.route.heard_by_ring = false;
         entry.route.ring =
             if entry.qp.service() == Service::Ud { None } else { self.link.peer_ring(remote, slot) };
+        // Only a device of this kind has a ring.
+        entry.qp.set_peer_resources(if entry.route.ring.is_some() { RESPONDER_RESOURCES } else { 0 });
         if let (None, Some(path)) = (&entry.route.ring, entry.schedule.path)
             && (remote.is_loopback() || remote == self.core.local)
         {

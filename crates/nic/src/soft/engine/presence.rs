@@ -24,6 +24,7 @@ use crate::process::random::random_u32;
 use crate::soft::engine::Core;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
+use crate::soft::limits::RESPONDER_RESOURCES;
 
 /// Intervals of silence after which a peer is dead.
 const LOST_AFTER: u64 = 3;
@@ -217,11 +218,14 @@ impl Core {
         }
         (peer.generation, peer.heard, peer.asked) = (Some(presence.generation), now, 0);
         let mut stale = false;
+        let has_resources = presence.capabilities & Capabilities::RESPONDER_RESOURCES != 0;
         for entry in self.qps.iter_mut().flatten().filter(|entry| entry.peer() == (from, slot)) {
             let known = entry.schedule.peer_generation.get_or_insert(presence.generation);
             if *known != presence.generation {
                 entry.ends_at = Some(now);
                 stale = true;
+            } else if has_resources {
+                entry.qp.set_peer_resources(RESPONDER_RESOURCES);
             }
         }
         if stale {

@@ -22,7 +22,7 @@ use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::submission::{Submission, WorkQueues};
 use crate::soft::engine::{Answers, Engine};
 use crate::soft::error::CreateQpError;
-use crate::soft::limits::MAX_QPS;
+use crate::soft::limits::{MAX_QPS, RESPONDER_RESOURCES};
 use crate::soft::limits::{CountGuard, DeviceLimits};
 use crate::soft::objects::cq::Cq;
 use crate::soft::objects::device::{Pd, PdUse, Shared};
@@ -128,6 +128,8 @@ impl Qp {
             port_mtu: pd.device.max_mtu(),
             send_depth: limits.send_depth,
             signal_all: limits.signal_all,
+            responder_resources: RESPONDER_RESOURCES,
+            peer_resources: 0,
         };
         let (send_cq, recv_cq) = (send_cq.inner.clone(), recv_cq.inner.clone());
         let mut entry = QueuePair::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
@@ -175,7 +177,15 @@ impl Qp {
         let qpn = engine.core.qpn(index);
         let service = Service::XrcTarget;
         let port_mtu = domain.device.max_mtu();
-        let config = QpConfig { service, qpn, port_mtu, send_depth: 0, signal_all: false };
+        let config = QpConfig {
+            service,
+            qpn,
+            port_mtu,
+            send_depth: 0,
+            signal_all: false,
+            responder_resources: RESPONDER_RESOURCES,
+            peer_resources: 0,
+        };
         let cqs = (domain.no_cq(), domain.no_cq());
         // A request has the protection domain of the queue that it names.
         let mut entry = QueuePair::new(qpn, ProtocolQp::new(config), 0, cqs.0, cqs.1);
