@@ -16,17 +16,26 @@
 //! | [`parts`] | what a proxy is made of |
 //! | [`proxy`] | carries descriptors out |
 //! | [`thread`] | the thread of a proxy |
+//! | [`rendezvous`] | how ranks find each other |
+//! | [`options`], [`join_error`] | what a rank is to be, and why it could not |
+//! | [`world`] | a rank: symmetric heap, channels, proxy |
 //!
 //! ## Rooms
 //!
 //! A room imports its own modules and lower ones: `formats` (descriptor, device, words), `ring`, `table`,
-//! `proxy` (parts, proxy, thread).
+//! `proxy` (parts, proxy, thread), `world` (rendezvous, options,
+//! join_error, control_memory, world).
 
+mod control_memory;
 pub mod descriptor;
 pub mod device;
+pub mod join_error;
+pub mod options;
 pub mod parts;
 pub mod proxy;
+pub mod rendezvous;
 pub mod ring;
 pub mod table;
 pub mod thread;
 pub mod words;
+pub mod world;

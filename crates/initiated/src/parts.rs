@@ -1,12 +1,11 @@
 //! What a proxy is made of.
 
-use nobounce_memory::Window;
 use nobounce_nic::any::{Cq, Qp};
 use nobounce_nic::work::Sge;
 
 use crate::ring::Ring;
 use crate::table::Table;
-use crate::words::Words;
+use crate::words::{WordMemory, Words};
 
 /// Work requests of one descriptor.
 pub(crate) const MAX_REQUESTS: usize = 2;
@@ -49,7 +48,7 @@ pub struct Parts {
     /// What descriptors may name.
     pub table: Table,
     /// The signals of this rank.
-    pub signals: Window,
+    pub signals: WordMemory,
     /// For atomics.
     pub scratch: Scratch,
     /// One word for each rank, and one for all.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nobounce_memory::{AccessError, Window};
+use nobounce_memory::AccessError;
 use nobounce_nic::any::{Cq, CqError, Qp};
 use nobounce_nic::soft::{Remote, Status};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge, WorkCompletion};
@@ -12,7 +12,7 @@ use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge, WorkCompletio
 use crate::descriptor::{Action, Counted, Descriptor, Signal, WORDS};
 use crate::parts::{Channel, MAX_REQUESTS, Parts, PartsError, Scratch};
 use crate::table::{Refusal, Table};
-use crate::words::{STRIDE, Words};
+use crate::words::{STRIDE, WordMemory, Words};
 
 /// Descriptors taken from a ring before the next ring and the completions have their turn.
 const BATCH: usize = 32;
@@ -99,7 +99,7 @@ pub struct Proxy {
     peers: Vec<Peer>,
     cq: Cq,
     table: Table,
-    signals: Window,
+    signals: WordMemory,
     scratch: Scratch,
     /// For kernels: not 0 if a rank cannot be reached; the last one if any cannot.
     status: Words,
@@ -365,7 +365,7 @@ impl Proxy {
                 // Beyond the end there is nothing to set.
                 let at = usize::from(index) * STRIDE;
                 if at + 8 <= self.signals.len() {
-                    self.signals.store_u64(at, 0)?;
+                    self.signals.swap(at, 0)?;
                 }
             }
             Action::Get(_)

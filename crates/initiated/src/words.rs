@@ -3,6 +3,9 @@
 //! Each has 64 bytes of its own, as in NCCL's GPI backend. The proxy alone writes them, and keeps
 //! their values, so that it never reads GPU memory.
 
+use std::sync::Arc;
+
+use nobounce_memory::gpu::{GpuMemory, GpuWindow};
 use nobounce_memory::{AccessError, Window};
 
 /// Bytes from one word to the next.
@@ -14,18 +17,101 @@ pub const COUNT_MASK: u64 = (1 << 56) - 1;
 /// Set in a counter when one of its operations failed, until it is reset.
 pub const ERROR: u64 = 1 << 62;
 
+/// Where words lie.
+#[derive(Clone, Debug)]
+pub struct WordMemory {
+    place: Place,
+    offset: usize,
+    len: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Host(Window),
+    /// It has a window.
+    Gpu(Arc<GpuMemory>),
+}
+
+impl WordMemory {
+    /// Host memory. Kernels reach it across the bus.
+    #[must_use]
+    pub fn host(memory: Window) -> Self {
+        Self { place: Place::Host(memory), offset: 0, len: memory.len() }
+    }
+
+    /// A part of GPU memory; `None` where that has no window, or does not have this part.
+    #[must_use]
+    pub fn gpu(memory: Arc<GpuMemory>, offset: usize, len: usize) -> Option<Self> {
+        let window = memory.window()?;
+        let fits = offset.checked_add(len).is_some_and(|end| end <= window.len());
+        fits.then_some(Self { place: Place::Gpu(memory), offset, len })
+    }
+
+    fn window(memory: &GpuMemory) -> Result<&GpuWindow, AccessError> {
+        memory.window().ok_or(AccessError::Faulted { address: memory.addr() })
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn check(&self, at: usize) -> Result<usize, AccessError> {
+        let inside = at.checked_add(8).is_some_and(|end| end <= self.len);
+        inside.then_some(self.offset + at).ok_or(AccessError::OutOfBounds {
+            offset: at,
+            len: 8,
+            window: self.len,
+        })
+    }
+
+    /// Stores a word after everything that was stored before it.
+    ///
+    /// # Errors
+    /// The memory is gone, or has no such word.
+    pub fn store(&self, at: usize, value: u64) -> Result<(), AccessError> {
+        let offset = self.check(at)?;
+        match &self.place {
+            Place::Host(window) => window.store_u64(offset, value),
+            Place::Gpu(memory) => {
+                let window = Self::window(memory)?;
+                window.store_u64(offset, value)?;
+                window.complete()
+            }
+        }
+    }
+
+    /// Stores a word that peers change by atomics.
+    ///
+    /// # Errors
+    /// The memory is gone, or has no such word.
+    pub fn swap(&self, at: usize, value: u64) -> Result<(), AccessError> {
+        match &self.place {
+            Place::Host(_) => self.store(at, value),
+            Place::Gpu(memory) => Self::window(memory)?.swap(self.check(at)?, value).map(|_| ()),
+        }
+    }
+}
+
 /// An array of words.
 #[derive(Debug)]
 pub struct Words {
-    memory: Window,
+    memory: WordMemory,
     values: Vec<u64>,
 }
 
 impl Words {
     /// As many as the memory has room for, all 0.
     #[must_use]
-    pub fn new(memory: Window) -> Self {
-        let words = Self { memory, values: vec![0; memory.len() / STRIDE] };
+    pub fn new(memory: WordMemory) -> Self {
+        let words = Self { values: vec![0; memory.len() / STRIDE], memory };
         // A store that fails shows in the next one.
         (0..words.values.len()).for_each(|index| _ = words.write_back(index));
         words
@@ -73,7 +159,7 @@ impl Words {
     /// The memory is gone.
     pub fn write_back(&self, index: usize) -> Result<(), AccessError> {
         if index < self.values.len() {
-            self.memory.store_u64(index * STRIDE, self.get(index))?;
+            self.memory.store(index * STRIDE, self.get(index))?;
         }
         Ok(())
     }

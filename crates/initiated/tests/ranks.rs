@@ -12,7 +12,7 @@ use nobounce_initiated::proxy::Proxy;
 use nobounce_initiated::ring::Ring;
 use nobounce_initiated::table::{LocalMemory, RankTable, Refusal, RemoteMemory, Table};
 use nobounce_initiated::thread::ProxyThread;
-use nobounce_initiated::words::{ERROR, STRIDE, Words};
+use nobounce_initiated::words::{ERROR, STRIDE, WordMemory, Words};
 use nobounce_memory::{HostBuffer, Window};
 use nobounce_nic::any::{Cq, Device, Mr, Pd, Qp};
 use nobounce_nic::soft::{self, Access, Config, LinkChoice, Mtu, Psn, QpAttr};
@@ -27,6 +27,10 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn window(buffer: &HostBuffer) -> Window {
     // SAFETY: the buffer lives as long as the rank, and no reference into it is made.
     unsafe { Window::new(buffer.as_mut_ptr(), buffer.len()) }
+}
+
+fn words(buffer: &HostBuffer) -> WordMemory {
+    WordMemory::host(window(buffer))
 }
 
 /// Memory of a rank, its queue pairs, and what its kernels see.
@@ -92,17 +96,17 @@ impl Rank {
         let local = LocalMemory { addr: mr.addr(), len: mr.len(), lkey: mr.lkey() };
         let channel = Channel {
             ring: Ring::new(window(&self.ring), LOG_DEPTH).unwrap(),
-            consumed: Words::new(window(&self.consumed)),
-            counters: Words::new(window(&self.counters)),
+            consumed: Words::new(words(&self.consumed)),
+            counters: Words::new(words(&self.counters)),
         };
         let parts = Parts {
             channels: vec![channel],
             qps: std::mem::take(&mut self.qps),
             cq: self.cq.take().unwrap(),
             table: Table::new(vec![None, Some(local)], ranks, COUNTERS),
-            signals: window(&self.signals.0),
+            signals: words(&self.signals.0),
             scratch: Scratch { addr: self.scratch.1.addr(), lkey: self.scratch.1.lkey() },
-            status: Words::new(window(&self.status)),
+            status: Words::new(words(&self.status)),
         };
         self.proxy = Some(ProxyThread::start(Proxy::new(parts).unwrap()).unwrap());
     }

@@ -209,6 +209,12 @@ impl GpuWindow {
         self.atomic(offset, |old| (old == compare).then_some(swap))
     }
 
+    /// Puts `value` into the word at `offset`, and returns what it held. The address must be a multiple
+    /// of 8. Atomic as [`fetch_add`](Self::fetch_add) is.
+    pub fn swap(&self, offset: usize, value: u64) -> Result<u64, AccessError> {
+        self.atomic(offset, |_| Some(value))
+    }
+
     /// One load through the window, which returns only after all earlier stores have arrived (PCIe
     /// ordering). About 1 us.
     pub fn read_back(&self) -> Result<(), AccessError> {

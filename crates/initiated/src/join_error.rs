@@ -1,0 +1,52 @@
+//! Why a rank could not join.
+
+use nobounce::RegisterError;
+use nobounce_memory::gpu::{self, CudaError, DriverError};
+use nobounce_nic::any::{CreateError, ModifyError, OpenError};
+
+use crate::parts::PartsError;
+use crate::rendezvous::RendezvousError;
+use crate::ring::WrongSize;
+
+/// Why a rank could not join.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum JoinError {
+    #[error("{what}: {given}, at least 1 and at most {most}")]
+    Count { what: &'static str, given: usize, most: usize },
+    #[error("no GPU for kernels: {0}")]
+    Driver(#[from] DriverError),
+    #[error("no GPU {ordinal}: CUDA shows fewer to this process (see CUDA_VISIBLE_DEVICES)")]
+    NoGpu { ordinal: i32 },
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    #[error("memory that kernels poll cannot be prepared: {0}")]
+    Control(#[from] gpu::RegisterError),
+    #[error("memory that kernels poll has no window, so that the CPU cannot store into it: {reason}")]
+    NoWindow { reason: String },
+    #[error("memory that kernels poll cannot be written: {0}")]
+    Words(nobounce_memory::AccessError),
+    #[error("the symmetric heap cannot be cleared: {0}")]
+    Access(#[from] nobounce::AccessError),
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    #[error("rank {rank} sent something else than its address: {error}; do all ranks run the same version?")]
+    Malformed { rank: u32, error: String },
+    #[error("rank {rank} has a heap of {theirs} bytes, this one of {ours}: they must be the same")]
+    Heaps { rank: u32, ours: u64, theirs: u64 },
+    #[error("cannot create a queue pair: {0}")]
+    Create(#[from] CreateError),
+    #[error("cannot connect a queue pair: {0}")]
+    Connect(#[from] ModifyError),
+    #[error(transparent)]
+    Ring(#[from] WrongSize),
+    #[error(transparent)]
+    Parts(#[from] PartsError),
+    #[error("cannot start the thread of the proxy: {0}")]
+    Thread(#[from] std::io::Error),
+}

@@ -1,0 +1,262 @@
+//! The ranks of a job, and what each of them needs: the symmetric heap, channels, and the proxy.
+
+use std::net::IpAddr;
+
+use nobounce::{Device, Region};
+use nobounce_memory::gpu::{Gpu, GpuOptions};
+use nobounce_nic::any::Qp;
+use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, Qpn};
+use nobounce_nic::work::QpLimits;
+use serde::{Deserialize, Serialize};
+
+use crate::control_memory::ControlMemory;
+use crate::join_error::JoinError;
+use crate::options::Options;
+use crate::parts::{Channel, Parts, Scratch};
+use crate::proxy::{Proxy, Report};
+use crate::rendezvous::{Rendezvous, RendezvousError};
+use crate::ring::Ring;
+use crate::table::{LocalMemory, RankTable, RemoteMemory, Table};
+use crate::thread::ProxyThread;
+use crate::words::Words;
+
+/// Work requests to one rank at a time.
+const SEND_DEPTH: usize = 256;
+/// 67 ms, 7 times: a rank that is gone is noticed within a second.
+const ACK_TIMEOUT: u8 = 14;
+const SCRATCH: usize = 4096;
+
+/// What a rank tells the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Card {
+    addr: IpAddr,
+    lid: u16,
+    mtu: u32,
+    rd_atomic: u8,
+    /// Number and first PSN of the queue pair to each rank.
+    qps: Vec<(u32, u32)>,
+    heap: Remote,
+    signals: Remote,
+}
+
+/// Address, length, key.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Remote(u64, u64, u32);
+
+impl Remote {
+    fn of(region: &Region) -> Self {
+        let mr = region.mr();
+        Self(mr.addr(), mr.len(), mr.rkey())
+    }
+
+    fn memory(self) -> RemoteMemory {
+        RemoteMemory { addr: self.0, len: self.1, rkey: self.2 }
+    }
+}
+
+/// A rank. Dropping it ends its proxy: kernels that wait return with an error.
+#[derive(Debug)]
+pub struct World {
+    // Fields drop in this order: the proxy ends before its memory does.
+    proxy: ProxyThread,
+    heap: Region,
+    _signals: Region,
+    _scratch: Region,
+    control: ControlMemory,
+    device: Device,
+    rank: u32,
+    ranks: u32,
+    rendezvous: Rendezvous,
+}
+
+impl World {
+    /// Allocates the memory of this rank, and connects it with all others.
+    ///
+    /// # Errors
+    /// There is no GPU, the other ranks do not come, ...: the message says what to do.
+    pub fn join(options: &Options) -> Result<Self, JoinError> {
+        check(options)?;
+        let mut rendezvous =
+            Rendezvous::meet(options.rendezvous, options.rank, options.ranks, options.limit)?;
+        let gpu = Gpu::by_ordinal(options.gpu)?.ok_or(JoinError::NoGpu { ordinal: options.gpu })?;
+        let device = Device::open_near_gpu(options.gpu)?;
+        let gpu_options = GpuOptions::default();
+        let heap = device.register_gpu_on(options.gpu, options.heap, gpu_options)?;
+        heap.fill(0..options.heap, 0)?;
+        let control = ControlMemory::allocate(&gpu, options)?;
+        let (addr, len) = control.signals();
+        // SAFETY: the memory is that of `control`, which is freed later.
+        let signals = unsafe { device.register_gpu_raw(addr, len, Access::all(), &gpu_options) }?;
+        let scratch = device.register(SCRATCH)?;
+
+        let ranks = options.ranks as usize;
+        let limits = QpLimits { send_depth: SEND_DEPTH, ..QpLimits::default() };
+        let cq = device.nic().create_cq(ranks * (SEND_DEPTH + 1), None)?;
+        let qps = (0..ranks).map(|_| {
+            let qp = device.pd().create_qp(&cq, &cq, limits)?;
+            qp.modify(&QpAttr::to_init(Access::all()), 0)?;
+            Ok(qp)
+        });
+        let qps: Vec<Qp> = qps.collect::<Result<_, JoinError>>()?;
+        let ours = Card {
+            addr: device.nic().local(),
+            lid: device.nic().lid(),
+            mtu: device.nic().max_mtu().bytes(),
+            rd_atomic: device.nic().max_rd_atomic().min(16),
+            qps: qps.iter().map(|qp| (qp.qpn().get(), random_psn())).collect(),
+            heap: Remote::of(&heap),
+            signals: Remote::of(&signals),
+        };
+        let cards = exchange(&mut rendezvous, &ours)?;
+        connect(&qps, &ours, &cards, options.rank)?;
+        // Nothing is sent before all are ready to receive.
+        rendezvous.exchange(&[])?;
+
+        let local = LocalMemory { addr: heap.addr(), len: heap.len() as u64, lkey: heap.mr().lkey() };
+        let tables = cards.iter().map(|card| RankTable {
+            memory: vec![None, Some(card.heap.memory())],
+            signals: Some(card.signals.memory()),
+        });
+        let table = Table::new(vec![None, Some(local)], tables.collect(), control.counters_of_channel());
+        let channels = (0..options.channels).map(|number| {
+            let words = control.channel(number)?;
+            Ok(Channel {
+                ring: Ring::new(words.ring, options.log_depth)?,
+                consumed: Words::new(words.consumed),
+                counters: Words::new(words.counters),
+            })
+        });
+        let parts = Parts {
+            channels: channels.collect::<Result<_, JoinError>>()?,
+            qps,
+            cq,
+            table,
+            signals: control.signal_words()?,
+            scratch: Scratch { addr: scratch.addr(), lkey: scratch.mr().lkey() },
+            status: Words::new(control.status()?),
+        };
+        control.describe(options, heap.addr())?;
+        let proxy = ProxyThread::start(Proxy::new(parts)?)?;
+        let (rank, ranks) = (options.rank, options.ranks);
+        Ok(Self {
+            proxy,
+            heap,
+            _signals: signals,
+            _scratch: scratch,
+            control,
+            device,
+            rank,
+            ranks,
+            rendezvous,
+        })
+    }
+
+    /// The number of this rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The symmetric heap of this rank.
+    #[must_use]
+    pub fn heap(&self) -> &Region {
+        &self.heap
+    }
+
+    /// The address of a channel, for kernels: a `nobounce::Channel *`. `None` if there is no such
+    /// channel.
+    #[must_use]
+    pub fn channel(&self, number: usize) -> Option<u64> {
+        self.control.channel_addr(number)
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Refused and failed descriptors so far.
+    #[must_use]
+    pub fn reports(&self) -> Vec<Report> {
+        self.proxy.reports()
+    }
+
+    /// Waits until all ranks have called it. For hosts; kernels have a barrier of their own.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    pub fn barrier(&mut self) -> Result<(), RendezvousError> {
+        self.rendezvous.exchange(&[]).map(|_| ())
+    }
+
+    /// Gives some bytes of this rank to all ranks, and returns those of all.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    pub fn exchange(&mut self, ours: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
+        self.rendezvous.exchange(ours)
+    }
+}
+
+fn check(options: &Options) -> Result<(), JoinError> {
+    let counts = [
+        ("channels", options.channels, 1024),
+        ("bytes of the heap", options.heap, isize::MAX.unsigned_abs()),
+        ("signals", options.signals.into(), u16::MAX.into()),
+        ("counters", options.counters.into(), usize::from(u16::MAX) - crate::rendezvous::MAX_RANKS as usize),
+    ];
+    for (what, given, most) in counts {
+        if given == 0 || given > most {
+            return Err(JoinError::Count { what, given, most });
+        }
+    }
+    Ok(())
+}
+
+fn exchange(rendezvous: &mut Rendezvous, ours: &Card) -> Result<Vec<Card>, JoinError> {
+    let malformed =
+        |rank, error: &dyn std::fmt::Display| JoinError::Malformed { rank, error: error.to_string() };
+    let bytes = postcard::to_stdvec(ours).map_err(|error| malformed(0, &error))?;
+    let all = rendezvous.exchange(&bytes)?;
+    let count = all.len();
+    let parse = |(bytes, rank): (Vec<u8>, u32)| {
+        let card: Card = postcard::from_bytes(&bytes).map_err(|error| malformed(rank, &error))?;
+        if card.qps.len() != count {
+            return Err(malformed(rank, &"another number of ranks"));
+        }
+        if card.heap.1 != ours.heap.1 {
+            return Err(JoinError::Heaps { rank, ours: ours.heap.1, theirs: card.heap.1 });
+        }
+        Ok(card)
+    };
+    all.into_iter().zip(0..).map(parse).collect()
+}
+
+fn connect(qps: &[Qp], ours: &Card, cards: &[Card], rank: u32) -> Result<(), JoinError> {
+    for ((qp, card), &(_, our_psn)) in qps.iter().zip(cards).zip(&ours.qps) {
+        let (qpn, psn) = card.qps.get(rank as usize).copied().unwrap_or_default();
+        let mtu = Mtu::at_most(card.mtu.min(ours.mtu)).unwrap_or(Mtu::Mtu256);
+        let to_rtr = QpAttr::to_rtr(card.addr, Qpn::new(qpn), Psn::new(psn), mtu);
+        qp.modify(&QpAttr { max_dest_rd_atomic: ours.rd_atomic, ..to_rtr }, card.lid)?;
+        let to_rts = QpAttr {
+            timeout: ACK_TIMEOUT,
+            max_rd_atomic: ours.rd_atomic.min(card.rd_atomic),
+            ..QpAttr::to_rts(Psn::new(our_psn))
+        };
+        qp.modify(&to_rts, card.lid)?;
+    }
+    Ok(())
+}
+
+/// As for other connections: packets of an earlier one do not match.
+fn random_psn() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    Psn::of(RandomState::new().hash_one(0_u8)).get()
+}
