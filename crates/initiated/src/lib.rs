@@ -14,6 +14,7 @@
 //! | [`words`] | counters, consumer index and status, as kernels read them |
 //! | [`table`] | memory and ranks that descriptors name, and the check of a descriptor |
 //! | [`parts`] | what a proxy is made of |
+//! | `peer` | a rank: its queue pair and requests |
 //! | [`proxy`] | carries descriptors out |
 //! | [`thread`] | the thread of a proxy |
 //! | [`rendezvous`] | how ranks find each other |
@@ -23,7 +24,7 @@
 //! ## Rooms
 //!
 //! A room imports its own modules and lower ones: `formats` (descriptor, device, words), `ring`, `table`,
-//! `proxy` (parts, proxy, thread), `world` (rendezvous, options,
+//! `proxy` (parts, peer, proxy, thread), `world` (rendezvous, options,
 //! join_error, control_memory, world).
 
 mod control_memory;
@@ -32,6 +33,7 @@ pub mod device;
 pub mod join_error;
 pub mod options;
 pub mod parts;
+mod peer;
 pub mod proxy;
 pub mod rendezvous;
 pub mod ring;

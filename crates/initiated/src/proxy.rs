@@ -2,27 +2,21 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nobounce_memory::AccessError;
-use nobounce_nic::any::{Cq, CqError, Qp};
+use nobounce_nic::any::{Cq, CqError};
 use nobounce_nic::soft::{Remote, Status};
-use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge, WorkCompletion};
+use nobounce_nic::work::{Operation, Sge, WorkCompletion};
 
 use crate::descriptor::{Action, Counted, Descriptor, Signal, WORDS};
-use crate::parts::{Channel, MAX_REQUESTS, Parts, PartsError, Scratch};
+use crate::parts::{Channel, Parts, PartsError, Scratch};
+use crate::peer::{Completed, Peer, Source, Waiting};
 use crate::table::{Refusal, Table};
 use crate::words::{STRIDE, WordMemory, Words};
 
 /// Descriptors taken from a ring before the next ring and the completions have their turn.
 const BATCH: usize = 32;
-
-/// Marks the receive of each queue pair, which no message takes.
-const END: u64 = 1 << 63;
-
-/// Interval of probes of a silent rank. With the retries of a queue pair, a rank that is gone is
-/// noticed within a second.
-const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 /// Words of status: the rank cannot be reached; the proxy has ended.
 const LOST: u64 = 1;
@@ -30,42 +24,6 @@ const ENDED: u64 = 2;
 
 /// Reasons kept for the host.
 const MAX_REFUSALS: usize = 64;
-
-/// A rank: the queue pair to it.
-#[derive(Debug)]
-struct Peer {
-    qp: Qp,
-    /// Work requests posted and completed.
-    posted: u64,
-    completed: u64,
-    /// Descriptors that wait for the completion of a request, in order of their requests.
-    waiting: VecDeque<Waiting>,
-    failure: Option<String>,
-    next_probe: Instant,
-    /// Requests posted up to the last READ. Later requests wait for it.
-    last_read: u64,
-    /// Channels with a refused descriptor to this rank since their last flush: that fails.
-    refused: Vec<bool>,
-}
-
-impl Peer {
-    /// The next descriptor whose requests are all complete.
-    fn next_complete(&mut self) -> Option<Waiting> {
-        let completed = self.completed;
-        self.waiting.front().filter(|first| first.requests <= completed)?;
-        self.waiting.pop_front()
-    }
-}
-
-/// A descriptor that is complete when so many requests of its peer are.
-#[derive(Debug)]
-struct Waiting {
-    requests: u64,
-    channel: usize,
-    /// Of the descriptor, in its channel.
-    number: u64,
-    counter: Option<Counted>,
-}
 
 /// A descriptor that was refused, or failed.
 #[derive(Clone, Debug)]
@@ -88,6 +46,17 @@ pub enum ProxyError {
     /// Completions are lost.
     #[error(transparent)]
     Completions(#[from] CqError),
+}
+
+/// What there was to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Descriptors, or completions.
+    Busy,
+    /// Nothing, but requests are not complete.
+    Waiting,
+    /// Nothing.
+    Idle,
 }
 
 /// Carries out the descriptors of channels, with one queue pair to each rank.
@@ -116,21 +85,7 @@ impl Proxy {
         parts.check()?;
         let Parts { channels, qps, cq, table, signals, scratch, status } = parts;
         let count = channels.len();
-        let peer = |(at, qp): (usize, Qp)| {
-            // Completes with an error when the queue pair ends, though nothing was posted to it.
-            let failure = qp.post_recv(&RecvRequest { wr_id: END | at as u64, sges: &[] }).err();
-            let failure = failure.map(|error| error.to_string());
-            Peer {
-                qp,
-                posted: 0,
-                completed: 0,
-                waiting: VecDeque::new(),
-                failure,
-                next_probe: Instant::now() + PROBE_EVERY,
-                last_read: 0,
-                refused: vec![false; count],
-            }
-        };
+        let peer = |(at, qp)| Peer::new(at, qp, count);
         let mut proxy = Self {
             held: channels.iter().map(|_| None).collect(),
             channels,
@@ -165,11 +120,11 @@ impl Proxy {
         self.reports.clone()
     }
 
-    /// Takes descriptors and completions. Returns whether there were any.
+    /// Takes descriptors and completions.
     ///
     /// # Errors
     /// The proxy cannot go on: its memory is gone, or completions are lost.
-    pub fn turn(&mut self) -> Result<bool, ProxyError> {
+    pub fn turn(&mut self) -> Result<Turn, ProxyError> {
         let mut is_busy = false;
         for channel in 0..self.channels.len() {
             is_busy |= self.serve(channel)?;
@@ -181,27 +136,17 @@ impl Proxy {
             self.complete(&completion)?;
         }
         self.completions = completions;
-        if !is_busy {
-            self.probe();
+        if is_busy {
+            return Ok(Turn::Busy);
         }
-        Ok(is_busy)
-    }
-
-    /// Writes nothing to ranks that have been silent. Kernels may wait for signals of a rank to which
-    /// nothing is posted, and must learn that it is gone.
-    fn probe(&mut self) {
+        if self.peers.iter().any(Peer::is_waiting) {
+            return Ok(Turn::Waiting);
+        }
         let now = Instant::now();
-        for at in 0..self.peers.len() {
-            let peer = &mut self.peers[at];
-            if peer.failure.is_some() || peer.posted > peer.completed || now < peer.next_probe {
-                continue;
-            }
-            peer.next_probe = now + PROBE_EVERY;
-            if let Some(place) = self.table.any_place(at) {
-                // A queue pair that refuses it has ended, which its receive tells.
-                let _ = self.request(at, Some(Operation::Write(remote(place))), None, None, None);
-            }
+        for (at, peer) in self.peers.iter_mut().enumerate() {
+            peer.probe(now, self.table.any_place(at).map(remote));
         }
+        Ok(Turn::Idle)
     }
 
     fn serve(&mut self, channel: usize) -> Result<bool, ProxyError> {
@@ -220,6 +165,7 @@ impl Proxy {
             }
             count += 1;
         }
+        self.post_queued()?;
         let Channel { ring, consumed, .. } = &mut self.channels[channel];
         // What is held has left the ring.
         if consumed.get(0) != ring.taken() {
@@ -227,6 +173,19 @@ impl Proxy {
             consumed.write_back(0)?;
         }
         Ok(count > 0)
+    }
+
+    /// Posts what descriptors have queued.
+    fn post_queued(&mut self) -> Result<(), ProxyError> {
+        for at in 0..self.peers.len() {
+            let peer = &mut self.peers[at];
+            let was_lost = peer.failure.is_some();
+            peer.post();
+            if !was_lost && peer.failure.is_some() {
+                self.lose(at)?;
+            }
+        }
+        Ok(())
     }
 
     /// False if there is no room for its work requests.
@@ -252,37 +211,36 @@ impl Proxy {
         if let Some(reason) = &peer.failure {
             return Err(Refusal::Unreachable { rank, reason: reason.clone() }.into());
         }
-        let outstanding = usize::try_from(peer.posted - peer.completed).unwrap_or(usize::MAX);
-        if outstanding.saturating_add(MAX_REQUESTS) > peer.qp.limits().send_depth {
+        if !peer.has_room() {
             return Ok(false);
         }
-        let value;
-        let (operation, sge, inline, signal) = match descriptor.action {
+        let (operation, signal) = match descriptor.action {
             Action::Get(moved) => {
                 let moved = self.table.transfer(&moved)?;
                 let sge = Sge { addr: moved.local.0, len: moved.len, lkey: moved.local.1 };
-                (Some(Operation::Read(remote(moved.remote))), Some(sge), None, None)
+                (Some((Operation::Read(remote(moved.remote)), Source::Memory(sge))), None)
             }
             // A signal alone names no memory.
-            Action::Put(moved, signal @ Some(_)) if moved.len == 0 => (None, None, None, signal),
+            Action::Put(moved, signal @ Some(_)) if moved.len == 0 => (None, signal),
             Action::Put(moved, signal) => {
                 let moved = self.table.transfer(&moved)?;
                 let sge = Sge { addr: moved.local.0, len: moved.len, lkey: moved.local.1 };
-                (Some(Operation::Write(remote(moved.remote))), Some(sge), None, signal)
+                (Some((Operation::Write(remote(moved.remote)), Source::Memory(sge))), signal)
             }
-            Action::PutValue { to, value: bytes, len, signal } => {
+            Action::PutValue { to, value, len, signal } => {
                 if !(1..=8).contains(&len) {
                     return Err(Refusal::ValueLength { len }.into());
                 }
-                value = bytes.to_le_bytes();
                 let place = self.table.place(to, u64::from(len))?;
-                (Some(Operation::Write(remote(place))), None, Some(&value[..len as usize]), signal)
+                let source = Source::Value(value.to_le_bytes(), u8::try_from(len).unwrap_or(8));
+                (Some((Operation::Write(remote(place)), source)), signal)
             }
             Action::Add { to, value } => {
                 let remote = remote(self.table.word(to)?);
-                (Some(Operation::FetchAdd { remote, add: value }), Some(self.scratch.sge()), None, None)
+                let source = Source::Memory(self.scratch.sge());
+                (Some((Operation::FetchAdd { remote, add: value }, source)), None)
             }
-            Action::Flush { .. } => (None, None, None, None),
+            Action::Flush { .. } => (None, None),
             Action::ResetCounter(_) | Action::WriteBackCounter { .. } | Action::ResetSignal { .. } => {
                 return Ok(true); // handled above
             }
@@ -297,20 +255,16 @@ impl Proxy {
                 Refusal::Post { reason: "an earlier descriptor to this rank was refused".into() }.into()
             );
         }
-        self.request(at, operation, sge, inline, signal)?;
-        let number = self.number(channel);
+        let (number, scratch) = (self.number(channel), self.scratch.sge());
         let peer = &mut self.peers[at];
-        if matches!(descriptor.action, Action::Get(_)) {
-            peer.last_read = peer.posted;
+        if let Some((operation, source)) = operation {
+            peer.queue(operation, source);
         }
-        let waiting = Waiting { requests: peer.posted, channel, number, counter: descriptor.counter };
-        if peer.failure.is_some() || peer.completed < peer.posted {
-            peer.waiting.push_back(waiting);
-        } else {
-            self.finish(&waiting, true)?; // a flush, and all is complete
+        if let Some((place, Signal { add, .. })) = signal {
+            peer.queue(Operation::FetchAdd { remote: remote(place), add }, Source::Memory(scratch));
         }
-        if self.peers[at].failure.is_some() {
-            self.lose(at)?;
+        if let Some(complete) = peer.wait(channel, number, descriptor.counter) {
+            self.finish(&complete, true)?; // a flush, and all is complete
         }
         Ok(true)
     }
@@ -318,37 +272,6 @@ impl Proxy {
     /// The number of the descriptor that was taken last.
     fn number(&self, channel: usize) -> u64 {
         self.channels[channel].ring.taken().saturating_sub(1)
-    }
-
-    /// Posts the requests of a descriptor, all reported.
-    fn request(
-        &mut self,
-        at: usize,
-        operation: Option<Operation>,
-        sge: Option<Sge>,
-        inline: Option<&[u8]>,
-        signal: Option<((u64, u32), Signal)>,
-    ) -> Result<(), Refusal> {
-        let (scratch, peer) = (self.scratch.sge(), &mut self.peers[at]);
-        let add =
-            signal.map(|(place, Signal { add, .. })| Operation::FetchAdd { remote: remote(place), add });
-        let sges = sge.as_slice();
-        let scratch = [scratch];
-        let requests = [(operation, sges, inline), (add, &scratch[..], None)];
-        let mut is_begun = false;
-        for (operation, sges, inline) in requests {
-            let Some(operation) = operation else { continue };
-            // Data of an earlier READ may be the source of this one, or its target there.
-            let fence = peer.completed < peer.last_read;
-            let request = SendRequest { inline, fence, ..SendRequest::new(at as u64, operation, sges) };
-            match peer.qp.post_send(&request) {
-                Ok(()) => (peer.posted, is_begun) = (peer.posted + 1, true),
-                // One half of it is on its way: the rank cannot be served in order any more.
-                Err(error) if is_begun => _ = peer.failure.get_or_insert_with(|| error.to_string()),
-                Err(error) => return Err(Refusal::Post { reason: error.to_string() }),
-            }
-        }
-        Ok(())
     }
 
     fn control(&mut self, channel: usize, action: Action) -> Result<(), ProxyError> {
@@ -378,13 +301,14 @@ impl Proxy {
     }
 
     fn complete(&mut self, completion: &WorkCompletion) -> Result<(), ProxyError> {
-        let at = usize::try_from(completion.wr_id & !END).unwrap_or(usize::MAX);
+        let Completed { at, requests } = Completed::of(completion.wr_id);
         let Some(peer) = self.peers.get_mut(at) else { return Ok(()) };
-        let is_end = completion.wr_id & END != 0;
-        peer.completed += u64::from(!is_end);
-        if is_end || completion.status != Status::Success {
-            peer.failure.get_or_insert_with(|| format!("{:?}", completion.status));
-            return self.lose(at);
+        match requests {
+            Some(requests) if completion.status == Status::Success => peer.complete(requests),
+            _ => {
+                peer.failure.get_or_insert_with(|| format!("{:?}", completion.status));
+                return self.lose(at);
+            }
         }
         while let Some(waiting) = self.peers[at].next_complete() {
             self.finish(&waiting, true)?;
@@ -411,7 +335,7 @@ impl Proxy {
     fn lose(&mut self, at: usize) -> Result<(), ProxyError> {
         let rank = u32::try_from(at).unwrap_or(u32::MAX);
         let reason = self.peers[at].failure.clone().unwrap_or_default();
-        let waiting = std::mem::take(&mut self.peers[at].waiting);
+        let waiting = self.peers[at].take_waiting();
         for word in [at, self.peers.len()] {
             if self.status.get(word) == 0 {
                 self.status.set(word, LOST);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::proxy::{Proxy, Report};
+use crate::proxy::{Proxy, Report, Turn};
 
 /// Tells kernels when the thread ends, however it does.
 struct Ending(Proxy);
@@ -45,9 +45,11 @@ impl ProxyThread {
             let (mut last, mut sleep) = (Instant::now(), Duration::ZERO);
             while !asked.load(Ordering::Relaxed) {
                 match proxy.turn() {
-                    Ok(true) => (last, sleep) = (Instant::now(), Duration::ZERO),
-                    Ok(false) if last.elapsed() < SPIN => std::hint::spin_loop(),
-                    Ok(false) => {
+                    Ok(Turn::Busy) => (last, sleep) = (Instant::now(), Duration::ZERO),
+                    Ok(_) if last.elapsed() < SPIN => std::hint::spin_loop(),
+                    // Completions, or on their way what they wait for, come soon.
+                    Ok(Turn::Waiting) => std::thread::yield_now(),
+                    Ok(Turn::Idle) => {
                         // No kernel can wake this thread.
                         sleep = (sleep * 2).clamp(Duration::from_micros(20), MAX_SLEEP);
                         std::thread::sleep(sleep);
