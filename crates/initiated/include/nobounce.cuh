@@ -97,6 +97,13 @@ __device__ inline u64 load(const u64 *from) {
     return value;
 }
 
+// A word that threads which this one has synchronized with may have stored.
+__device__ inline u64 read(const void *from) {
+    u64 value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
+
 // Later loads see what the peer or the proxy stored before the word that was read.
 __device__ inline void acquire() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
@@ -156,8 +163,30 @@ __device__ inline Descriptor transfer(const Channel *channel, u32 op, u32 rank, 
 // Whether the rank cannot be reached.
 __device__ inline bool has_failed(const Channel *channel, u32 rank) { return detail::load(&channel->status[rank].value) != 0; }
 
+// Writes a value of 1, 2, 4 or 8 bytes, which the descriptor carries.
+template <typename T>
+__device__ inline void put_value(Channel *channel, u32 rank, T *there, T value, Signal signal = no_signal(), Counter counter = no_counter()) {
+    static_assert(sizeof(T) <= 8, "a value has at most 8 bytes");
+    union {
+        u64 word;
+        T value;
+    } bits = {0};
+    bits.value = value;
+    u32 op = signal.is_given ? detail::put_value_signal : detail::put_value;
+    detail::release();
+    detail::Descriptor descriptor = detail::transfer(channel, op, rank, there, nullptr, sizeof(T), signal, counter);
+    descriptor.words[6] = bits.word << 32;
+    descriptor.words[7] = (bits.word >> 32) << 32;
+    detail::post(channel, descriptor);
+}
+
 // Writes memory of the rank, then changes a signal there. `here` and `there` lie in the symmetric heap.
 __device__ inline void put(Channel *channel, u32 rank, void *there, const void *here, size_t bytes, Signal signal = no_signal(), Counter counter = no_counter()) {
+    // A word travels in the descriptor: the proxy need not fetch it from the GPU.
+    if (bytes == 8 && ((u64)here & 7) == 0) {
+        put_value(channel, rank, (u64 *)there, detail::read(here), signal, counter);
+        return;
+    }
     const size_t most = 1u << 30;
     detail::release();
     while (bytes > most) {
@@ -181,23 +210,6 @@ __device__ inline void get(Channel *channel, u32 rank, void *here, const void *t
         bytes -= most;
     }
     detail::post(channel, detail::transfer(channel, detail::get, rank, there, here, (u32)bytes, no_signal(), counter));
-}
-
-// Writes a value of 1, 2, 4 or 8 bytes, which the descriptor carries.
-template <typename T>
-__device__ inline void put_value(Channel *channel, u32 rank, T *there, T value, Signal signal = no_signal(), Counter counter = no_counter()) {
-    static_assert(sizeof(T) <= 8, "a value has at most 8 bytes");
-    union {
-        u64 word;
-        T value;
-    } bits = {0};
-    bits.value = value;
-    u32 op = signal.is_given ? detail::put_value_signal : detail::put_value;
-    detail::release();
-    detail::Descriptor descriptor = detail::transfer(channel, op, rank, there, nullptr, sizeof(T), signal, counter);
-    descriptor.words[6] = bits.word << 32;
-    descriptor.words[7] = (bits.word >> 32) << 32;
-    detail::post(channel, descriptor);
 }
 
 // Changes a signal of the rank, after all earlier operations of this thread to it.

@@ -110,10 +110,6 @@ impl ControlMemory {
         WordMemory::gpu(self.memory.clone(), offset, len).ok_or_else(lost)
     }
 
-    pub(crate) fn signal_words(&self) -> Result<WordMemory, JoinError> {
-        self.words(0, self.layout.status())
-    }
-
     pub(crate) fn status(&self) -> Result<WordMemory, JoinError> {
         self.words(self.layout.status(), (self.layout.ranks + 1) * STRIDE)
     }

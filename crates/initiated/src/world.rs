@@ -18,7 +18,7 @@ use crate::rendezvous::{Rendezvous, RendezvousError};
 use crate::ring::Ring;
 use crate::table::{LocalMemory, RankTable, RemoteMemory, Table};
 use crate::thread::ProxyThread;
-use crate::words::Words;
+use crate::words::{WordMemory, Words};
 
 /// Work requests to one rank at a time.
 const SEND_DEPTH: usize = 256;
@@ -85,8 +85,10 @@ impl World {
         heap.fill(0..options.heap, 0)?;
         let control = ControlMemory::allocate(&gpu, options)?;
         let (addr, len) = control.signals();
-        // SAFETY: the memory is that of `control`, which is freed later.
-        let signals = unsafe { device.register_gpu_raw(addr, len, Access::all(), &gpu_options) }?;
+        let shadowed = GpuOptions { shadow: true, ..gpu_options };
+        let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
+        // SAFETY: the memory is that of `control`, which is freed later. Only atomics change it.
+        let signals = unsafe { device.register_gpu_raw(addr, len, access, &shadowed) }?;
         let scratch = device.register(SCRATCH)?;
 
         let ranks = options.ranks as usize;
@@ -131,7 +133,7 @@ impl World {
             qps,
             cq,
             table,
-            signals: control.signal_words()?,
+            signals: signal_words(&signals)?,
             scratch: Scratch { addr: scratch.addr(), lkey: scratch.mr().lkey() },
             status: Words::new(control.status()?),
         };
@@ -203,6 +205,15 @@ impl World {
     pub fn exchange(&mut self, ours: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
         self.rendezvous.exchange(ours)
     }
+}
+
+/// Signals as the proxy changes them: by the window that peers' atomics use.
+fn signal_words(signals: &Region) -> Result<WordMemory, JoinError> {
+    let reason = || signals.paths().to_string();
+    let memory = signals.mr().gpu_memory().cloned();
+    memory
+        .and_then(|memory| WordMemory::gpu(memory, 0, signals.len()))
+        .ok_or_else(|| JoinError::NoWindow { reason: reason() })
 }
 
 fn check(options: &Options) -> Result<(), JoinError> {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::shadow::Shadow;
 use crate::copy::wc::{self, Isa};
 use crate::foreign::{Sink, Source};
 use crate::window::finished;
@@ -45,6 +46,8 @@ pub struct GpuWindow {
     /// Those through all windows onto this GPU: a load through any of them flushes the stores
     /// through all, which share the route.
     on_gpu: Arc<Unsettled>,
+    /// A copy of its words, for atomics.
+    shadow: Option<Shadow>,
     /// Keeps the range mapped.
     _mapping: Arc<dyn Any + Send + Sync>,
 }
@@ -104,7 +107,21 @@ impl GpuWindow {
         // SAFETY: the caller promises what a window requires.
         let range = unsafe { Window::new(base, len) };
         let (unsettled, on_gpu) = (Unsettled::default(), Arc::default());
-        Self { range, flush_by_load, unsettled, on_gpu, _mapping: mapping }
+        Self { range, flush_by_load, unsettled, on_gpu, shadow: None, _mapping: mapping }
+    }
+
+    /// The same, with atomics that use a copy of its words in host memory, instead of loads. Nothing
+    /// else may change the memory: not the GPU, and no other window.
+    ///
+    /// # Errors
+    /// The window does not begin at a multiple of 8 bytes, or cannot be loaded.
+    pub fn with_shadow(self) -> Result<Self, AccessError> {
+        if self.len() >= 8 {
+            self.range.word(0)?;
+        }
+        let mut bytes = vec![0; self.len()];
+        self.load(0, &mut bytes[..])?;
+        Ok(Self { shadow: Some(Shadow::new(&bytes)), ..self })
     }
 
     /// The same, as one of several windows onto a GPU.
@@ -189,6 +206,9 @@ impl GpuWindow {
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
         // A refused store leaves nothing to settle.
         self.range.word(offset)?;
+        if let Some(shadow) = &self.shadow {
+            return self.store_shadowed(shadow, offset, &value.to_ne_bytes()[..]);
+        }
         let stored = self.range.store_u64(offset, value);
         self.unsettled.stored();
         stored
@@ -267,6 +287,10 @@ impl GpuWindow {
         if src.is_empty() {
             return Ok(());
         }
+        if let Some(shadow) = &self.shadow {
+            let offset = to.addr() - self.range.as_mut_ptr().addr();
+            return self.store_shadowed(shadow, offset, src);
+        }
         // SAFETY: `src` is ours; the window side is what `new` was promised; callers pass an `isa`
         // the processor has.
         let rest = unsafe { wc::store(isa, to, src.as_ptr(), src.len()) };
@@ -287,8 +311,53 @@ impl GpuWindow {
         outcome
     }
 
+    /// Stores bytes, and takes over the words that they are part of.
+    #[cold]
+    fn store_shadowed<'a>(
+        &self,
+        shadow: &Shadow,
+        offset: usize,
+        src: impl Into<Source<'a>>,
+    ) -> Result<(), AccessError> {
+        let mut words = shadow.lock();
+        let src = src.into();
+        self.unsettled.stored();
+        self.range.store(offset, src)?;
+        let first = offset / 8;
+        let end = (offset + src.len()).div_ceil(8).min(words.len());
+        for (place, at) in words.iter_mut().zip(0..).take(end).skip(first) {
+            *place = self.settled(|| self.range.load_u64(8 * at))?;
+        }
+        Ok(())
+    }
+
+    /// An atomic by the copy of the words.
+    fn atomic_shadowed(
+        &self,
+        shadow: &Shadow,
+        offset: usize,
+        change: impl FnOnce(u64) -> Option<u64>,
+    ) -> Result<u64, AccessError> {
+        let mut words = shadow.lock();
+        let bounds = AccessError::OutOfBounds { offset, len: 8, window: self.len() };
+        let word = words.get_mut(offset / 8).ok_or(bounds)?;
+        let old = *word;
+        if let Some(new) = change(old) {
+            // A load would have ordered it behind earlier stores.
+            barrier::before_last_bytes();
+            self.unsettled.stored();
+            self.range.store_u64(offset, new)?;
+            *word = new;
+            self.complete()?;
+        }
+        Ok(old)
+    }
+
     fn atomic(&self, offset: usize, change: impl FnOnce(u64) -> Option<u64>) -> Result<u64, AccessError> {
         self.range.word(offset)?;
+        if let Some(shadow) = &self.shadow {
+            return self.atomic_shadowed(shadow, offset, change);
+        }
         let _one_at_a_time = ATOMICS.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.load_u64(offset)?;
         if let Some(new) = change(old) {

@@ -29,6 +29,7 @@ pub mod range;
 mod range_error;
 pub mod region;
 mod rm;
+mod shadow;
 mod watch;
 pub mod window;
 

@@ -20,7 +20,7 @@ use super::watch::{self, LookedAfter};
 use super::window::{self, Mapping, MappingOwner, Method, WindowRefusal};
 use crate::guard::{self, InstallError};
 use crate::path::{Mechanism, Path, Paths, Reason, Require};
-use crate::{Window, page_size};
+use crate::{AccessError, Window, page_size};
 
 const WINDOW: &str = "NOBOUNCE_WINDOW";
 const REQUIRE: &str = "NOBOUNCE_REQUIRE";
@@ -35,11 +35,14 @@ pub struct GpuOptions {
     pub require: Require,
     /// Stage on purpose, to compare.
     pub staged: bool,
+    /// Atomics use a copy of its words in host memory, instead of loads through the window. Nothing
+    /// but this registration may change the memory.
+    pub shadow: bool,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { window: true, require: Require::Any, staged: false }
+        Self { window: true, require: Require::Any, staged: false, shadow: false }
     }
 }
 
@@ -52,7 +55,7 @@ impl GpuOptions {
         Self {
             window: self.window && !says(WINDOW, "off"),
             require: if says(REQUIRE, "direct") { Require::Direct } else { self.require },
-            staged: self.staged,
+            ..self
         }
     }
 }
@@ -86,6 +89,9 @@ pub enum RegisterError {
         /// Why it is gone.
         gone: Gone,
     },
+    /// Its words could not be copied for atomics.
+    #[error("the words at the window cannot be read: {0}")]
+    Shadow(#[from] AccessError),
     /// A fault on the window could not be caught.
     #[error(transparent)]
     Guard(#[from] InstallError),
@@ -200,6 +206,11 @@ impl GpuMemory {
             memory.host = host_window(host, len);
         } else {
             memory.paths = memory.find_window(options.window);
+            if options.shadow
+                && let Some(window) = memory.window.take()
+            {
+                memory.window = Some(window.with_shadow()?);
+            }
         }
         if options.require == Require::Direct && !memory.paths.are_direct() {
             let Self { range, paths, refusals, .. } = memory;
