@@ -104,8 +104,12 @@ __device__ inline u64 read(const void *from) {
     return value;
 }
 
-// Later loads see what the peer or the proxy stored before the word that was read.
-__device__ inline void acquire() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// Later loads see what the peer or the proxy stored before the word that is read.
+__device__ inline u64 load_acquire(const u64 *from) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
 
 // The proxy reads what this thread, and those it has synchronized with, stored before.
 __device__ inline void release() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
@@ -161,9 +165,10 @@ __device__ inline Descriptor transfer(const Channel *channel, u32 op, u32 rank, 
 } // namespace detail
 
 // Whether the rank cannot be reached.
-__device__ inline bool has_failed(const Channel *channel, u32 rank) { return detail::load(&channel->status[rank].value) != 0; }
+__device__ inline bool has_failed(const Channel *channel, u32 rank) { return detail::load_acquire(&channel->status[rank].value) != 0; }
 
-// Writes a value of 1, 2, 4 or 8 bytes, which the descriptor carries.
+// Writes a value of 1, 2, 4 or 8 bytes, which the descriptor carries. Other stores of this thread
+// need not be visible to the peer when it sees the value or the signal.
 template <typename T>
 __device__ inline void put_value(Channel *channel, u32 rank, T *there, T value, Signal signal = no_signal(), Counter counter = no_counter()) {
     static_assert(sizeof(T) <= 8, "a value has at most 8 bytes");
@@ -173,7 +178,6 @@ __device__ inline void put_value(Channel *channel, u32 rank, T *there, T value, 
     } bits = {0};
     bits.value = value;
     u32 op = signal.is_given ? detail::put_value_signal : detail::put_value;
-    detail::release();
     detail::Descriptor descriptor = detail::transfer(channel, op, rank, there, nullptr, sizeof(T), signal, counter);
     descriptor.words[6] = bits.word << 32;
     descriptor.words[7] = (bits.word >> 32) << 32;
@@ -227,38 +231,30 @@ __device__ inline void add(Channel *channel, u32 rank, u64 *there, u64 value, Co
 }
 
 __device__ inline u64 read_signal(const Channel *channel, u16 index) {
-    u64 value = detail::load(&channel->signals[index].value);
-    detail::acquire();
-    return value;
+    return detail::load_acquire(&channel->signals[index].value);
 }
 
 // Waits until a signal of this rank is at least `value`; fails if the rank that sends it is gone.
 __device__ inline Status wait_signal(const Channel *channel, u32 from, u16 index, u64 value) {
-    while (detail::load(&channel->signals[index].value) < value)
-        if (has_failed(channel, from)) {
-            detail::acquire(); // a signal from before the rank was lost
-            if (detail::load(&channel->signals[index].value) < value)
-                return Status::failed;
-        }
-    detail::acquire();
+    while (detail::load_acquire(&channel->signals[index].value) < value)
+        // A signal from before the rank was lost counts.
+        if (has_failed(channel, from) && detail::load_acquire(&channel->signals[index].value) < value)
+            return Status::failed;
     return Status::ok;
 }
 
 __device__ inline u64 read_counter(const Channel *channel, u16 index) {
-    u64 value = detail::load(&channel->counters[index].value);
-    detail::acquire();
-    return value;
+    return detail::load_acquire(&channel->counters[index].value);
 }
 
 // Waits until so many operations of the counter are complete; fails if one of them failed.
 __device__ inline Status wait_counter(const Channel *channel, u16 index, u64 count) {
     u64 value;
     do {
-        value = detail::load(&channel->counters[index].value);
+        value = detail::load_acquire(&channel->counters[index].value);
         if (value & error_bit || detail::has_ended(channel))
             return Status::failed;
     } while ((value & count_mask) < count);
-    detail::acquire();
     return Status::ok;
 }
 
@@ -309,7 +305,7 @@ __device__ inline Status wait_signal_block(const Channel *channel, u32 from, u16
     if (threadIdx.x + threadIdx.y + threadIdx.z == 0)
         failed = wait_signal(channel, from, index, value) != Status::ok;
     failed = __syncthreads_or(failed);
-    detail::acquire();
+    detail::load_acquire(&channel->signals[index].value); // for each thread
     return failed ? Status::failed : Status::ok;
 }
 

@@ -12,7 +12,7 @@ use crate::parts::MAX_REQUESTS;
 
 /// Interval of probes of a silent rank. With the retries of a queue pair, a rank that is gone is
 /// noticed within a second.
-const PROBE_EVERY: Duration = Duration::from_millis(250);
+pub(crate) const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 /// The bits of a completion's number that are the number of its request. Above them is the rank.
 const NUMBER_BITS: u32 = 48;

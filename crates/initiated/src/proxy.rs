@@ -106,6 +106,16 @@ impl Proxy {
         Ok(proxy)
     }
 
+    /// Whether a channel has a descriptor.
+    pub(crate) fn has_descriptors(&self) -> bool {
+        self.held.iter().any(Option::is_some) || self.channels.iter().any(|channel| channel.ring.has_next())
+    }
+
+    /// There will be no turn for a while.
+    pub(crate) fn pause(&self) {
+        self.cq.pause_polling();
+    }
+
     /// Kernels must not wait for a proxy that has ended.
     pub(crate) fn end(&mut self) {
         for word in 0..=self.peers.len() {
@@ -130,10 +140,9 @@ impl Proxy {
             is_busy |= self.serve(channel)?;
         }
         let mut completions = std::mem::take(&mut self.completions);
-        self.cq.poll(&mut completions, 64)?;
+        self.cq.poll_awake(&mut completions, 64)?;
         for completion in completions.drain(..) {
-            is_busy = true;
-            self.complete(&completion)?;
+            is_busy |= self.complete(&completion)?;
         }
         self.completions = completions;
         if is_busy {
@@ -300,20 +309,23 @@ impl Proxy {
         Ok(())
     }
 
-    fn complete(&mut self, completion: &WorkCompletion) -> Result<(), ProxyError> {
+    /// Returns whether a descriptor waited for it.
+    fn complete(&mut self, completion: &WorkCompletion) -> Result<bool, ProxyError> {
         let Completed { at, requests } = Completed::of(completion.wr_id);
-        let Some(peer) = self.peers.get_mut(at) else { return Ok(()) };
+        let Some(peer) = self.peers.get_mut(at) else { return Ok(false) };
         match requests {
             Some(requests) if completion.status == Status::Success => peer.complete(requests),
             _ => {
                 peer.failure.get_or_insert_with(|| format!("{:?}", completion.status));
-                return self.lose(at);
+                return self.lose(at).map(|()| true);
             }
         }
+        let mut has_finished = false;
         while let Some(waiting) = self.peers[at].next_complete() {
             self.finish(&waiting, true)?;
+            has_finished = true;
         }
-        Ok(())
+        Ok(has_finished)
     }
 
     /// Counts a descriptor that is complete, or failed.

@@ -52,14 +52,26 @@ impl Ring {
         self.taken
     }
 
+    /// Whether the next descriptor has begun to arrive, or the memory is gone, which taking it shows.
+    #[must_use]
+    pub fn has_next(&self) -> bool {
+        let (at, owner) = self.next();
+        self.memory.load_u64(at).map_or(true, |word| word & OWNER == owner)
+    }
+
+    /// Where the next descriptor will be, and its owner bit.
+    fn next(&self) -> (usize, u64) {
+        let mask = (1_u64 << self.log_depth) - 1;
+        let at = usize::try_from(self.taken & mask).unwrap_or(0) * BYTES;
+        (at, self.taken >> self.log_depth & OWNER)
+    }
+
     /// Takes the next descriptor, if all of it has arrived.
     ///
     /// # Errors
     /// The memory is gone.
     pub fn take(&mut self) -> Result<Option<[u64; WORDS]>, AccessError> {
-        let mask = (1_u64 << self.log_depth) - 1;
-        let at = usize::try_from(self.taken & mask).unwrap_or(0) * BYTES;
-        let owner = self.taken >> self.log_depth & OWNER;
+        let (at, owner) = self.next();
         let mut words = [0; WORDS];
         for (number, word) in words.iter_mut().enumerate() {
             *word = self.memory.load_u64(at + 8 * number)?;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::peer::PROBE_EVERY;
 use crate::proxy::{Proxy, Report, Turn};
 
 /// Tells kernels when the thread ends, however it does.
@@ -17,6 +18,16 @@ impl Drop for Ending {
     }
 }
 
+/// Sleeps until there is a descriptor, or until ranks are to be probed. No kernel can wake a thread.
+fn rest(proxy: &Proxy, asked: &AtomicBool) {
+    proxy.pause();
+    let (until, mut sleep) = (Instant::now() + PROBE_EVERY, MIN_SLEEP);
+    while !asked.load(Ordering::Relaxed) && !proxy.has_descriptors() && Instant::now() < until {
+        std::thread::sleep(sleep);
+        sleep = (sleep * 2).min(MAX_SLEEP);
+    }
+}
+
 /// The thread of a proxy. Dropping it stops the thread.
 #[derive(Debug)]
 pub struct ProxyThread {
@@ -25,11 +36,12 @@ pub struct ProxyThread {
     reports: Arc<Mutex<VecDeque<Report>>>,
 }
 
-/// How long the thread spins after the last descriptor or completion.
-const SPIN: Duration = Duration::from_micros(200);
+/// Sleeps of an idle thread. The first descriptor after a pause waits for the end of one: at most 2 ms.
+const MIN_SLEEP: Duration = Duration::from_micros(20);
+const MAX_SLEEP: Duration = Duration::from_micros(1500);
 
-/// The longest sleep of an idle thread: how long the first descriptor after a pause waits.
-const MAX_SLEEP: Duration = Duration::from_millis(1);
+/// How long the thread spins after the last descriptor: as long as a sleep may delay the next one.
+const SPIN: Duration = MAX_SLEEP;
 
 impl ProxyThread {
     /// Starts the thread.
@@ -42,18 +54,14 @@ impl ProxyThread {
         let mut ending = Ending(proxy);
         let run = move || {
             let Ending(proxy) = &mut ending;
-            let (mut last, mut sleep) = (Instant::now(), Duration::ZERO);
+            let mut last = Instant::now();
             while !asked.load(Ordering::Relaxed) {
                 match proxy.turn() {
-                    Ok(Turn::Busy) => (last, sleep) = (Instant::now(), Duration::ZERO),
+                    Ok(Turn::Busy) => last = Instant::now(),
                     Ok(_) if last.elapsed() < SPIN => std::hint::spin_loop(),
                     // Completions, or on their way what they wait for, come soon.
                     Ok(Turn::Waiting) => std::thread::yield_now(),
-                    Ok(Turn::Idle) => {
-                        // No kernel can wake this thread.
-                        sleep = (sleep * 2).clamp(Duration::from_micros(20), MAX_SLEEP);
-                        std::thread::sleep(sleep);
-                    }
+                    Ok(Turn::Idle) => rest(proxy, &asked),
                     Err(error) => {
                         tracing::error!(%error, "the proxy of GPU-initiated operations ends");
                         return;

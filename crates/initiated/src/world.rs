@@ -79,7 +79,7 @@ impl World {
         let mut rendezvous =
             Rendezvous::meet(options.rendezvous, options.rank, options.ranks, options.limit)?;
         let gpu = Gpu::by_ordinal(options.gpu)?.ok_or(JoinError::NoGpu { ordinal: options.gpu })?;
-        let device = Device::open_near_gpu(options.gpu)?;
+        let device = Device::open_near_gpu_polled(options.gpu)?;
         let gpu_options = GpuOptions::default();
         let heap = device.register_gpu_on(options.gpu, options.heap, gpu_options)?;
         heap.fill(0..options.heap, 0)?;

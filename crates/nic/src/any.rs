@@ -433,6 +433,27 @@ impl Cq {
     }
 }
 
+impl Cq {
+    /// As [`poll`](Self::poll), for a thread that has more to watch than this queue: it never sleeps.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_awake(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
+        match self {
+            Self::Soft(soft) => Ok(soft.poll_awake(out, max)?),
+            Self::Hard(hard) => Ok(hard.poll(out, max)?),
+        }
+    }
+
+    /// The caller will not poll for a while, and waits for no event.
+    pub fn pause_polling(&self) {
+        if let Self::Soft(soft) = self {
+            soft.pause_polling();
+        }
+    }
+}
+
 /// A queue pair of a reliable connection.
 #[derive(Debug)]
 #[allow(missing_docs)]

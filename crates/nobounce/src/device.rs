@@ -3,7 +3,7 @@
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_nic::any::{self, OpenError, Pd};
 use nobounce_nic::hard;
-use nobounce_nic::soft::{self, Access, Config, ConfigError};
+use nobounce_nic::soft::{self, Access, Config, ConfigError, Progress};
 
 use crate::choose::{AUTO, DeviceChoice};
 use crate::region::{Region, RegisterError};
@@ -44,6 +44,33 @@ impl Device {
         }
     }
 
+    /// As [`open_near_gpu`](Self::open_near_gpu), for a thread that polls all the time: it drives the
+    /// software NIC itself, unless `NOBOUNCE_PROGRESS` says otherwise.
+    ///
+    /// # Errors
+    /// As for [`open_named`](Self::open_named).
+    pub fn open_near_gpu_polled(gpu: i32) -> Result<Self, OpenError> {
+        let name = match std::env::var(VARIABLE) {
+            Ok(name) if name != AUTO => name,
+            _ => DeviceChoice::of(Some(gpu)).into_name()?,
+        };
+        match Self::soft_config(&name)? {
+            Some(config) if config.progress == Progress::Auto => {
+                Self::open_with(&Config { progress: Progress::Caller, ..config })
+            }
+            _ => Self::open_named(&name),
+        }
+    }
+
+    /// The configuration of a software NIC; `None` for other names.
+    fn soft_config(name: &str) -> Result<Option<Config>, OpenError> {
+        let Some(number) = soft_number(name).filter(|_| !Self::is_hardware(name)) else { return Ok(None) };
+        let addrs = Config::addrs_from_env()?;
+        let none = || ConfigError::Addr(format!("{name}: NOBOUNCE_ADDR has {} addresses", addrs.len()));
+        let addr = addrs.get(number).copied().ok_or_else(none)?;
+        Ok(Some(Config { addr, ..Config::from_env()? }))
+    }
+
     /// Opens a device by its name. `nb0`, `nb1`, ... are software NICs, configured by
     /// `NOBOUNCE_ADDR` (addresses or interfaces; default loopback), `NOBOUNCE_FAULT`,
     /// `NOBOUNCE_PCAP` and `NOBOUNCE_LINK`. Other names, such as `mlx5_0` or `mlx5_0:2`, are ports
@@ -57,15 +84,9 @@ impl Device {
         if name == AUTO {
             return Self::open_named(&DeviceChoice::of(None).into_name()?);
         }
-        match soft_number(name) {
-            Some(number) if !Self::is_hardware(name) => {
-                let addrs = Config::addrs_from_env()?;
-                let none =
-                    || ConfigError::Addr(format!("{name}: NOBOUNCE_ADDR has {} addresses", addrs.len()));
-                let addr = addrs.get(number).copied().ok_or_else(none)?;
-                Self::open_with(&Config { addr, ..Config::from_env()? })
-            }
-            _ => Self::open_hardware(name, &hard::Options::from_env()?),
+        match Self::soft_config(name)? {
+            Some(config) => Self::open_with(&config),
+            None => Self::open_hardware(name, &hard::Options::from_env()?),
         }
     }
 

@@ -332,7 +332,10 @@ mod tests {
             value(&with(&RunArgs::default(), now), "NCCL_GDRCOPY_ENABLE").map(str::to_owned)
         };
         assert_eq!(asked(&[]).as_deref(), Some("1"));
-        assert_eq!((asked(&[("NOBOUNCE_WINDOW", "off")]), asked(&[("NCCL_GDRCOPY_ENABLE", "0")])), (None, None));
+        assert_eq!(
+            (asked(&[("NOBOUNCE_WINDOW", "off")]), asked(&[("NCCL_GDRCOPY_ENABLE", "0")])),
+            (None, None)
+        );
         let all = variables(&RunArgs::default(), &GIVEN(0, 1), |_| None);
         assert_eq!(value(&all, "NCCL_GDRCOPY_ENABLE"), None);
     }

@@ -159,6 +159,9 @@ fn atomics_to_a_device_of_this_kind_do_not_wait_for_each_other() {
             a.cq.poll(&mut got, 16).unwrap();
             b.quiet();
         }
-        assert!(got.len() == requests.len() && got.iter().all(|one| one.status == Status::Success), "{got:?}");
+        assert!(
+            got.len() == requests.len() && got.iter().all(|one| one.status == Status::Success),
+            "{got:?}"
+        );
     }
 }

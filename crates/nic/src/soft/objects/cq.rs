@@ -161,6 +161,33 @@ impl Cq {
         taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
     }
 
+    /// As [`poll`](Self::poll), for a thread that has more to watch than this queue: it never sleeps.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_awake(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
+        if self.shared.is_forked() {
+            return Err(CqError::Forked);
+        }
+        let mut each = |completion| out.push(completion);
+        let taken = self.inner.take(max, &mut each);
+        if taken > 0 || max == 0 {
+            return Ok(taken);
+        }
+        if self.shared.engines.mode() == Mode::Caller {
+            let _ = self.shared.engines.drive_polled(&self.users, true);
+        }
+        let taken = self.inner.take_unless_lost(max, &mut each);
+        taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
+    }
+
+    /// The caller will not poll for a while, and waits for no event: the engine thread drives the
+    /// device meanwhile.
+    pub fn pause_polling(&self) {
+        self.shared.engines.expect_sleep(&self.users);
+    }
+
     /// Raises one event on the channel at the next completion (or the next solicited or failed
     /// one).
     ///
