@@ -27,6 +27,7 @@ mod doctor;
 #[doc(hidden)]
 pub mod fuzzing;
 mod generate;
+mod initiated;
 mod log;
 mod predict;
 mod run;
@@ -108,6 +109,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Predict(args) => return predict::main(&args),
         Command::Generate(args) => generate::main::<Cli>(&args).map(|()| bench::Verdict::Fine)?,
         Command::Demo(args) => bench::demo::main(&args)?,
+        Command::Bench(args) if args.gpu_initiated => initiated::main(&args)?,
         Command::Bench(args) => bench::main(&args)?,
         Command::Raw => {
             writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;

@@ -15,7 +15,7 @@ use crate::ring::WrongSize;
 pub enum JoinError {
     #[error("{what}: {given}, at least 1 and at most {most}")]
     Count { what: &'static str, given: usize, most: usize },
-    #[error("no GPU for kernels: {0}")]
+    #[error(transparent)]
     Driver(#[from] DriverError),
     #[error("no GPU {ordinal}: CUDA shows fewer to this process (see CUDA_VISIBLE_DEVICES)")]
     NoGpu { ordinal: i32 },
@@ -25,13 +25,13 @@ pub enum JoinError {
     Open(#[from] OpenError),
     #[error(transparent)]
     Register(#[from] RegisterError),
-    #[error("memory that kernels poll cannot be prepared: {0}")]
+    #[error("memory that kernels poll cannot be prepared")]
     Control(#[from] gpu::RegisterError),
     #[error("memory that kernels poll has no window, so that the CPU cannot store into it: {reason}")]
     NoWindow { reason: String },
-    #[error("memory that kernels poll cannot be written: {0}")]
-    Words(nobounce_memory::AccessError),
-    #[error("the symmetric heap cannot be cleared: {0}")]
+    #[error("memory that kernels poll cannot be written")]
+    Words(#[source] nobounce_memory::AccessError),
+    #[error("the symmetric heap cannot be cleared")]
     Access(#[from] nobounce::AccessError),
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
@@ -39,14 +39,14 @@ pub enum JoinError {
     Malformed { rank: u32, error: String },
     #[error("rank {rank} has a heap of {theirs} bytes, this one of {ours}: they must be the same")]
     Heaps { rank: u32, ours: u64, theirs: u64 },
-    #[error("cannot create a queue pair: {0}")]
+    #[error("cannot create a queue pair")]
     Create(#[from] CreateError),
-    #[error("cannot connect a queue pair: {0}")]
+    #[error("cannot connect a queue pair")]
     Connect(#[from] ModifyError),
     #[error(transparent)]
     Ring(#[from] WrongSize),
     #[error(transparent)]
     Parts(#[from] PartsError),
-    #[error("cannot start the thread of the proxy: {0}")]
+    #[error("cannot start the thread of the proxy")]
     Thread(#[from] std::io::Error),
 }

@@ -20,6 +20,7 @@ Examples:
   nobounce bench --op write --size 1..8M --json new.json --plot new.svg
   nobounce bench --quick --compare old.json         exit code 1 if something got slower
   nobounce bench --memory gpu --plot gpu.svg        GPU memory: direct, staged and naive staging
+  nobounce bench --gpu-initiated                    kernels put, get and signal themselves
   nobounce bench --busy 2 --op write,send --size 8,1M   beside two busy processes, compared with TCP
   nobounce bench --listen --addr eth0               on one machine, and on the other:
   nobounce bench --peer 10.0.0.7 --addr eth0
@@ -86,6 +87,19 @@ pub(crate) struct BenchArgs {
     /// [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..), help_heading = "What")]
     pub(crate) gpu: Option<i32>,
+
+    /// Kernels post the operations themselves: latency, rate and bandwidth of puts and gets between
+    /// two processes
+    #[arg(long, conflicts_with_all = ["peer", "listen", "device", "busy", "memory", "op", "kind", "size", "qps", "wait", "mtu", "iters", "passes", "quick", "loss", "explain", "compare", "calibration"], help_heading = "What")]
+    pub(crate) gpu_initiated: bool,
+
+    /// One of the processes of --gpu-initiated
+    #[arg(long, hide = true, requires = "meet")]
+    pub(crate) rank: Option<u32>,
+
+    /// Where they meet
+    #[arg(long, hide = true, requires = "gpu_initiated")]
+    pub(crate) meet: Option<std::net::SocketAddr>,
 
     /// Operation to measure; may be repeated [default: write, read, send]
     #[arg(long, value_name = "OP", value_delimiter = ',', help_heading = "What")]

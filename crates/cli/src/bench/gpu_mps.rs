@@ -25,14 +25,14 @@ const TAKE_TURNS: &str = "the two processes time-slice the GPU, which costs mill
 
 /// A service of our own. Dropping it ends it, a moment later.
 #[derive(Debug)]
-pub(super) struct Mps {
+pub(crate) struct Mps {
     /// Ends the service when its standard input ends.
     _keeper: std::process::Child,
 }
 
 impl Mps {
     /// Starts MPS if that makes sense, and reports how the GPU is shared.
-    pub(super) fn start() -> (Option<Self>, String) {
+    pub(crate) fn start() -> (Option<Self>, String) {
         if std::env::var_os("NOBOUNCE_CUDA").is_some() {
             return (None, "NOBOUNCE_CUDA selects another driver; MPS was not started".to_owned());
         }

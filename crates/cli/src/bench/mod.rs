@@ -15,7 +15,7 @@
 //! | demo | a short run with a summary |
 
 pub(crate) mod args;
-mod axis;
+pub(crate) mod axis;
 pub(crate) mod busy;
 mod case;
 mod compare;
@@ -34,14 +34,14 @@ mod gpu_plot;
 mod gpu_ring;
 mod gpu_summary;
 mod gpu_visible;
-mod machine;
+pub(crate) mod machine;
 mod measure;
 mod model;
 mod own_time;
 mod passes;
 pub(crate) mod peer;
 mod plan;
-mod plot;
+pub(crate) mod plot;
 mod progress;
 mod rails;
 pub(crate) mod raw;
@@ -49,9 +49,9 @@ mod raw_socket;
 mod ring;
 mod round;
 mod side;
-mod stats;
+pub(crate) mod stats;
 mod stolen;
-mod table;
+pub(crate) mod table;
 mod tcp;
 mod udp_counters;
 mod watch;
@@ -387,7 +387,7 @@ fn tcp(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Option<Tcp>> {
 }
 
 /// Opens a result file without changing it, so that a wrong path is reported before the run.
-fn writable(path: &Path) -> anyhow::Result<()> {
+pub(crate) fn writable(path: &Path) -> anyhow::Result<()> {
     let existed = path.exists();
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
     opened.with_context(|| format!("cannot write {}", path.display()))?;

@@ -38,6 +38,11 @@ pub(crate) enum PlotError {
 /// Draws a run.
 pub(crate) fn svg(report: &Report) -> Result<String, PlotError> {
     let panels: Vec<Panel> = [latency(report), bandwidth(report)].into_iter().flatten().collect();
+    picture(gpu_plot::title(report), &subtitle(report), &panels)
+}
+
+/// Draws panels beside each other.
+pub(crate) fn picture(title: &str, subtitle: &str, panels: &[Panel]) -> Result<String, PlotError> {
     if panels.is_empty() {
         return Err(PlotError::Nothing);
     }
@@ -46,11 +51,11 @@ pub(crate) fn svg(report: &Report) -> Result<String, PlotError> {
         let root = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
         root.fill(&WHITE).map_err(drawn)?;
         let (head, body) = root.split_vertically(HEAD);
-        let title = (FONT, 26).into_font().color(&INK);
-        head.draw_text(gpu_plot::title(report), &title, (28, 16)).map_err(drawn)?;
+        let large = (FONT, 26).into_font().color(&INK);
+        head.draw_text(title, &large, (28, 16)).map_err(drawn)?;
         let facts = (FONT, 15).into_font().color(&RAW);
-        head.draw_text(&subtitle(report), &facts, (28, 52)).map_err(drawn)?;
-        for (area, panel) in body.split_evenly((1, panels.len())).iter().zip(&panels) {
+        head.draw_text(subtitle, &facts, (28, 52)).map_err(drawn)?;
+        for (area, panel) in body.split_evenly((1, panels.len())).iter().zip(panels) {
             draw(area, panel).map_err(drawn)?;
         }
         root.present().map_err(drawn)?;
@@ -69,24 +74,30 @@ fn subtitle(report: &Report) -> String {
 }
 
 #[derive(Debug)]
-struct Panel {
-    title: &'static str,
-    unit: &'static str,
-    lines: Vec<Line>,
+pub(crate) struct Panel {
+    pub(crate) title: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) lines: Vec<Line>,
     /// The yardstick, plain UDP or TCP, and what to call it.
-    raw: Option<(f64, &'static str)>,
+    pub(crate) raw: Option<(f64, &'static str)>,
     /// Where curves leave room: latencies rise to the right, bandwidths saturate there.
-    legend: SeriesLabelPosition,
+    pub(crate) legend: SeriesLabelPosition,
 }
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(crate) struct Line {
     name: String,
     color: RGBColor,
     /// The main figure of an operation is drawn strong with points, its companion thin.
     strong: bool,
     /// (size, figure), by size.
     points: Vec<(u64, f64)>,
+}
+
+impl Line {
+    pub(crate) fn new(name: String, color: RGBColor, strong: bool, points: Vec<(u64, f64)>) -> Self {
+        Self { name, color, strong, points }
+    }
 }
 
 fn latency(report: &Report) -> Option<Panel> {

@@ -1,5 +1,5 @@
 // Kernels of the benchmark of GPU-initiated operations. All arguments are 64-bit words; with a channel of 0 they do nothing.
-#include "../include/nobounce.cuh"
+#include "../../../initiated/include/nobounce.cuh"
 
 using namespace nobounce;
 

@@ -1,0 +1,74 @@
+//! Latency and bandwidth against message size.
+
+use plotters::chart::SeriesLabelPosition;
+use plotters::style::RGBColor;
+
+use super::figures::{LinkFigures, Report};
+use super::table::link_name;
+use crate::bench::plot::{Line, Panel, PlotError, picture};
+
+/// Colour-blind safe.
+const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+const ORANGE: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+
+pub(super) fn svg(report: &Report) -> Result<String, PlotError> {
+    let panels = [latency(report), bandwidth(report)];
+    let subtitle = format!("{} · {}", report.machine, report.started);
+    picture("nobounce bench: GPU-initiated operations", &subtitle, &panels)
+}
+
+fn color(link: &LinkFigures) -> RGBColor {
+    if link_name(&link.link) == "udp" { ORANGE } else { BLUE }
+}
+
+fn latency(report: &Report) -> Panel {
+    let line = |link: &LinkFigures| {
+        let points = link.latency.iter().map(|one| (one.bytes, one.p50_us)).collect();
+        Line::new(format!("put with signal, {}", link_name(&link.link)), color(link), true, points)
+    };
+    Panel {
+        title: "Latency, kernel to kernel",
+        unit: "µs",
+        lines: report.links.iter().map(line).collect(),
+        raw: None,
+        legend: SeriesLabelPosition::UpperLeft,
+    }
+}
+
+fn bandwidth(report: &Report) -> Panel {
+    let lines = report.links.iter().flat_map(|link| {
+        let name = link_name(&link.link);
+        let points = |of: fn(&super::figures::Bandwidth) -> f64| {
+            link.bandwidth.iter().map(|one| (one.bytes, of(one))).collect()
+        };
+        [
+            Line::new(format!("put, {name}"), color(link), true, points(|one| one.put_gbytes_per_s)),
+            Line::new(
+                format!("host-posted WRITE, {name}"),
+                color(link),
+                false,
+                points(|one| one.host_write_gbytes_per_s),
+            ),
+        ]
+    });
+    Panel {
+        title: "Bandwidth",
+        unit: "GB/s",
+        lines: lines.collect(),
+        raw: None,
+        legend: SeriesLabelPosition::LowerRight,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_link_has_its_lines() {
+        let picture = svg(&super::super::table::tests::report()).unwrap();
+        for name in ["put with signal, shm", "put with signal, udp", "put, udp", "host-posted WRITE, shm"] {
+            assert!(picture.contains(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The report as text.
+
+use std::fmt::Write;
+
+use super::figures::{LinkFigures, Report};
+use crate::bench::axis::size_label;
+use crate::bench::table::figure;
+
+/// `auto` is shared memory between two processes of one machine.
+pub(super) fn link_name(link: &str) -> &str {
+    if link == "udp" { "udp" } else { "shm" }
+}
+
+pub(super) fn render(report: &Report) -> String {
+    let mut out = format!("{}\ntwo processes, one GPU: {}\n", report.machine, report.sharing);
+    for link in &report.links {
+        // Writing to a string does not fail.
+        let _ = section(&mut out, link);
+    }
+    out
+}
+
+fn section(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
+    writeln!(out, "\nover {}; symmetric heap: {}", link_name(&link.link), link.paths)?;
+    writeln!(out, "\n  put with signal, kernel to kernel   p50 us   mean us   p99 us   (half round trip)")?;
+    for one in &link.latency {
+        let [p50, mean, p99] = [one.p50_us, one.mean_us, one.p99_us].map(figure);
+        writeln!(out, "  {:>33} {p50:>8} {mean:>9} {p99:>8}", size(one.bytes))?;
+    }
+    writeln!(
+        out,
+        "\n  stream, GB/s                           put       get   host-posted WRITE   put, get of it"
+    )?;
+    for one in &link.bandwidth {
+        let [put, get, host] = [one.put_gbytes_per_s, one.get_gbytes_per_s, one.host_write_gbytes_per_s];
+        let [put_of, get_of] = [put / host, get / host];
+        let [put, get, host] = [put, get, host].map(figure);
+        writeln!(
+            out,
+            "  {:>33} {put:>9} {get:>9} {host:>19}       {put_of:.2}, {get_of:.2}",
+            size(one.bytes)
+        )?;
+    }
+    writeln!(out, "\n  values of 8 B, millions/s")?;
+    for one in &link.rate {
+        let plural = if one.channels == 1 { "channel" } else { "channels" };
+        writeln!(out, "  {:>24} {plural:<8} {:>9}", one.channels, figure(one.million_per_s))?;
+    }
+    let idle = &link.idle;
+    writeln!(
+        out,
+        "\n  idle kernels: {:.2} % of a CPU; first put after a pause of 1 s: at most {} us in {} tries",
+        idle.cpu_percent,
+        figure(idle.first_put_us),
+        idle.pauses
+    )
+}
+
+fn size(bytes: u64) -> String {
+    size_label(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)).log2())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::figures::{Bandwidth, Idle, Latency, Rate, SCHEMA};
+    use super::*;
+
+    pub(crate) fn report() -> Report {
+        let figures = |link: &str, factor: f64| LinkFigures {
+            link: link.into(),
+            gpu: "a GPU".into(),
+            paths: "in direct (window), out direct (copy-engine)".into(),
+            latency: [8, 4096, 1 << 20]
+                .map(|bytes| Latency {
+                    bytes,
+                    p50_us: 4.5 * factor,
+                    mean_us: 4.75 * factor,
+                    p99_us: 9.0 * factor,
+                })
+                .into(),
+            rate: [1, 4].map(|channels| Rate { channels, million_per_s: 0.9 * f64::from(channels) }).into(),
+            bandwidth: [64 << 10, 1 << 20]
+                .map(|bytes| Bandwidth {
+                    bytes,
+                    put_gbytes_per_s: 12.0 / factor,
+                    get_gbytes_per_s: 9.0 / factor,
+                    host_write_gbytes_per_s: 12.5 / factor,
+                })
+                .into(),
+            idle: Idle { cpu_percent: 0.7, first_put_us: 1500.0, pauses: 3 },
+        };
+        Report {
+            schema: SCHEMA.into(),
+            version: "0.0.0".into(),
+            started: "2026-01-01T00:00:00Z".into(),
+            machine: "a machine, a GPU".into(),
+            sharing: "MPS was started for this run".into(),
+            links: vec![figures("auto", 1.0), figures("udp", 2.0)],
+        }
+    }
+
+    #[test]
+    fn a_report_reads_well() {
+        insta::assert_snapshot!(render(&report()));
+    }
+}
