@@ -190,6 +190,27 @@ fn atomics_on_gpu_memory_happen_once_and_return_the_value_before() {
     }
 }
 
+/// A put with its signal: the atomic behind the message does not make it one of a stream, for which the
+/// copy engine is better.
+#[test]
+fn a_message_with_an_atomic_behind_it_is_loaded() {
+    const SIZE: usize = 2000;
+    let gpu = StandIn::program();
+    let (a, b) = pair("127.81.12.1", 4096, Mtu::Mtu4096);
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Window));
+    let (write, old) = ([at_a.sge(0, SIZE)], [at_a.sge(4096, 8)]);
+    let put = SendRequest::new(1, Operation::Write(at_b.remote(0)), &write);
+    let add = Operation::FetchAdd { remote: at_b.remote(8192), add: 1 };
+    let signal = SendRequest::new(2, add, &old);
+    let loaded = || a.device.path_counters().outbound.window.bytes;
+    a.qps[0].post_sends(&[put.clone(), signal.clone()]).unwrap();
+    a.succeed(2);
+    assert_eq!(loaded(), SIZE as u64);
+    a.qps[0].post_sends(&[put.clone(), signal, put]).unwrap();
+    a.succeed(3);
+    assert_eq!(loaded(), 2 * SIZE as u64, "the first of them has another one behind it");
+}
+
 #[test]
 fn many_queue_pairs_share_the_chunks() {
     const QPS: usize = 24;

@@ -156,7 +156,9 @@ pub(crate) fn message_of(entry: &QueuePair, payload: &Payload) -> GatheredMessag
     let left = u64::from(payload.len()) + u64::from(payload.rest());
     match payload {
         Payload::Request { serial, offset, .. } => {
-            let alone = entry.posted.sends.back().is_none_or(|last| last.serial == *serial);
+            // An atomic behind it, such as the signal of a put, needs no bytes.
+            let mut later = entry.posted.sends.iter().rev().take_while(|later| later.serial != *serial);
+            let alone = !later.any(|later| later.early);
             GatheredMessage { len: offset + left, alone }
         }
         _ => GatheredMessage { len: left, alone: true },

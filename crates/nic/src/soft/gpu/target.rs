@@ -22,7 +22,7 @@ const LOAD_IN_STREAM: u64 = 1024;
 pub(crate) struct GatheredMessage {
     /// Its bytes, from the first known one on.
     pub(crate) len: u64,
-    /// Whether no message waits behind it.
+    /// Whether no message whose bytes are to be sent waits behind it.
     pub(crate) alone: bool,
 }
 
