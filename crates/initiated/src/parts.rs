@@ -39,6 +39,8 @@ impl Scratch {
 /// What a proxy is made of.
 #[derive(Debug)]
 pub struct Parts {
+    /// The number of this rank. It is not probed.
+    pub rank: usize,
     /// The channels.
     pub channels: Vec<Channel>,
     /// A connected queue pair to each rank, with completions in `cq`.

@@ -62,6 +62,7 @@ pub enum Turn {
 /// Carries out the descriptors of channels, with one queue pair to each rank.
 #[derive(Debug)]
 pub struct Proxy {
+    rank: usize,
     channels: Vec<Channel>,
     /// A descriptor of each channel that found no room in a send queue.
     held: Vec<Option<[u64; WORDS]>>,
@@ -83,10 +84,11 @@ impl Proxy {
     /// They do not fit each other.
     pub fn new(parts: Parts) -> Result<Self, PartsError> {
         parts.check()?;
-        let Parts { channels, qps, cq, table, signals, scratch, status } = parts;
+        let Parts { rank, channels, qps, cq, table, signals, scratch, status } = parts;
         let count = channels.len();
         let peer = |(at, qp)| Peer::new(at, qp, count);
         let mut proxy = Self {
+            rank,
             held: channels.iter().map(|_| None).collect(),
             channels,
             peers: qps.into_iter().enumerate().map(peer).collect(),
@@ -153,7 +155,9 @@ impl Proxy {
         }
         let now = Instant::now();
         for (at, peer) in self.peers.iter_mut().enumerate() {
-            peer.probe(now, self.table.any_place(at).map(remote));
+            if at != self.rank {
+                peer.probe(now, self.table.any_place(at).map(remote));
+            }
         }
         Ok(Turn::Idle)
     }

@@ -38,7 +38,7 @@ pub struct ProxyThread {
 
 /// Sleeps of an idle thread. The first descriptor after a pause waits for the end of one: at most 2 ms.
 const MIN_SLEEP: Duration = Duration::from_micros(20);
-const MAX_SLEEP: Duration = Duration::from_micros(1500);
+const MAX_SLEEP: Duration = Duration::from_micros(1700);
 
 /// How long the thread spins after the last descriptor: as long as a sleep may delay the next one.
 const SPIN: Duration = MAX_SLEEP;

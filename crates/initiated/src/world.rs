@@ -129,6 +129,7 @@ impl World {
             })
         });
         let parts = Parts {
+            rank: options.rank as usize,
             channels: channels.collect::<Result<_, JoinError>>()?,
             qps,
             cq,

@@ -91,7 +91,7 @@ impl Rank {
         RankTable { memory: vec![None, Some(remote(&self.memory.1))], signals: Some(remote(&self.signals.1)) }
     }
 
-    fn start(&mut self, ranks: Vec<RankTable>) {
+    fn start(&mut self, rank: usize, ranks: Vec<RankTable>) {
         let mr = &self.memory.1;
         let local = LocalMemory { addr: mr.addr(), len: mr.len(), lkey: mr.lkey() };
         let channel = Channel {
@@ -100,6 +100,7 @@ impl Rank {
             counters: Words::new(words(&self.counters)),
         };
         let parts = Parts {
+            rank,
             channels: vec![channel],
             qps: std::mem::take(&mut self.qps),
             cq: self.cq.take().unwrap(),
@@ -171,7 +172,7 @@ fn two(link: LinkChoice) -> [Rank; 2] {
         qp.modify(&QpAttr { timeout: 14, ..QpAttr::to_rts(psn(one, other)) }, 0).unwrap();
     }
     let tables: Vec<_> = ranks.iter().map(Rank::table).collect();
-    ranks.iter_mut().for_each(|rank| rank.start(tables.clone()));
+    ranks.iter_mut().enumerate().for_each(|(number, rank)| rank.start(number, tables.clone()));
     ranks
 }
 

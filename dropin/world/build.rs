@@ -1,0 +1,6 @@
+//! Sets the library's soname, and `-z nodelete`: it contains a signal handler and a fork handler.
+
+fn main() {
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnobounce.so.1");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+}
