@@ -21,7 +21,7 @@ def programs(here, out):
     bench = [os.path.join(here, "bin", "nobounce"), "bench", "--gpu-initiated", "--json", f"{out}/gpu-initiated.json", "--plot", f"{out}/gpu-initiated.svg"]
     sources, library = os.path.join(here, "sources", "initiated"), os.path.join(here, "bin", "dropin")
     examples = [sys.executable, os.path.join(sources, "run"), "--include", sources, "--library", library]
-    return (("initiated: bench", bench, BENCH_LIMIT, r"^over udp; symmetric heap: in direct"), ("initiated: examples", examples, EXAMPLES_LIMIT, RIGHT))
+    return (("initiated: speed", bench, BENCH_LIMIT, r"^over udp; symmetric heap: in direct"), ("initiated: examples", examples, EXAMPLES_LIMIT, RIGHT))
 
 
 def gin_missing(here):

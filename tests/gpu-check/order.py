@@ -13,7 +13,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 STANDIN = os.path.join(HERE, "standin.py")
-SCRIPTS = ("gpu-check", "bounded.py", "gpu_plan.py", "nccl_runs.py", "nvshmem_runs.py", "cuda_runs.py", "gdr_runs.py", "hard_runs.py", "client_runs.py")
+SCRIPTS = ("gpu-check", "bounded.py", "gpu_plan.py", "nccl_runs.py", "nvshmem_runs.py", "initiated_runs.py", "cuda_runs.py", "gdr_runs.py", "hard_runs.py", "client_runs.py")
 PLAYED = (
     *(f"tests/{name}" for name in ("gpu_litmus", "gpu_kernels", "gpu_paths", "gpu_traffic")), "examples/gpu_facts", "examples/gpu_speed", "bin/nobounce", "nccl-rank",
     *(f"programs/{name}" for name in ("gpu", "transfers", "nccl-speed", "gdrapi-lives", "gdrapi-vmm", "gdrapi-deaths", "gdrapi-speed", "gdrcopy_sanity", "gdrcopy_copylat")),
