@@ -97,8 +97,10 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
                 ))
             })?;
         // SAFETY: the piece lies inside our own reservation, which is still unused.
-        unsafe { map_fd(&node, offset, len, mapping.at(piece.start)) }
-            .map_err(|error| Refused::new(format!("mmap by gdrdrv failed ({error})")))?;
+        if let Err(error) = unsafe { map_fd(&node, offset, len, mapping.at(piece.start)) } {
+            mapping.retake(piece);
+            return Err(Refused::new(format!("mmap by gdrdrv failed ({error})")));
+        }
     }
     mapping.finish()
 }

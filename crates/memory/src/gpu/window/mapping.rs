@@ -53,6 +53,8 @@ pub(in super::super) struct Mapping {
     is_cut: AtomicBool,
     /// Extents whose place in the driver's object is known only by comparing contents.
     unsure: Vec<Extent>,
+    /// Addresses that may be another mapping's by now.
+    lost: Option<Extent>,
 }
 
 // SAFETY: an address, a length and owners that may be used from any thread; the memory is accessed
@@ -74,7 +76,7 @@ impl Mapping {
             return Err(Refused::passing(format!("cannot reserve {len} bytes of address space ({error})")));
         }
         let (rests_on, is_cut, unsure) = (Mutex::default(), AtomicBool::new(false), Vec::new());
-        Ok(Self { base: base.cast(), len, extent, rests_on, is_cut, unsure })
+        Ok(Self { base: base.cast(), len, extent, rests_on, is_cut, unsure, lost: None })
     }
 
     /// Maps the same pages of `of` at other addresses. The kernel supports this for memory files,
@@ -87,6 +89,7 @@ impl Mapping {
         let doubled = unsafe { libc::mremap(of.at(extent.start).cast(), 0, twin.len, flags, twin.base) };
         if doubled == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
+            twin.retake(extent);
             return Err(Refused::new(format!("cannot map the window a second time ({error})")));
         }
         twin.unsure.clone_from(&of.unsure);
@@ -106,6 +109,23 @@ impl Mapping {
     pub(super) fn at(&self, addr: u64) -> *mut u8 {
         let offset = usize::try_from(addr - self.extent.start).unwrap_or(self.len);
         self.base.wrapping_add(offset.min(self.len))
+    }
+
+    /// Mapping something at these addresses failed. The kernel may have removed our reservation of them
+    /// first, and another thread may map something there: takes them back, or gives them up.
+    pub(super) fn retake(&mut self, piece: Extent) {
+        let (at, len) = (self.at(piece.start), usize::try_from(piece.len()).unwrap_or(0));
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: the flags replace nothing that exists.
+        let taken = unsafe { libc::mmap(at.cast(), len, libc::PROT_NONE, flags, -1, 0) };
+        if taken == at.cast() {
+            return;
+        }
+        if taken != libc::MAP_FAILED {
+            // SAFETY: a kernel that does not know the flag has chosen other addresses, for us.
+            unsafe { libc::munmap(taken, len) };
+        }
+        self.lost = Some(piece);
     }
 
     /// Keeps `owner` for as long as the pages are mapped.
@@ -211,8 +231,13 @@ impl Drop for Mapping {
         if Driver::is_forked() {
             return;
         }
-        // SAFETY: the mapping is ours and ends with us.
-        unsafe { libc::munmap(self.base.cast(), self.len) };
+        let lost = self.lost.unwrap_or(Extent { start: self.extent.end, end: self.extent.end });
+        for (start, end) in [(self.extent.start, lost.start), (lost.end, self.extent.end)] {
+            if let Some(len) = usize::try_from(end - start).ok().filter(|len| *len > 0) {
+                // SAFETY: these pages are ours and end with us.
+                unsafe { libc::munmap(self.at(start).cast(), len) };
+            }
+        }
     }
 }
 
@@ -229,6 +254,41 @@ impl std::fmt::Debug for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another thread maps something into the gap that a failed mapping has left.
+    #[test]
+    fn addresses_that_another_mapping_has_taken_stay_its_own() {
+        const PAGES: u64 = 4;
+        let page = page_size() as u64;
+        let extent = Extent { start: 0x7000_0000, end: 0x7000_0000 + PAGES * page };
+        let piece = Extent { start: extent.start + page, end: extent.start + 3 * page };
+        for is_taken in [false, true] {
+            let mut mapping = Mapping::reserve(extent).unwrap();
+            let (base, at) = (mapping.base(), mapping.at(piece.start).cast::<libc::c_void>());
+            let len = usize::try_from(piece.len()).unwrap();
+            // SAFETY: the pages are those of the reservation, which nothing uses.
+            assert_eq!(unsafe { libc::munmap(at, len) }, 0);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            let foreign = || {
+                // SAFETY: nothing that exists is replaced.
+                unsafe { libc::mmap(at, page_size(), libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
+            };
+            if is_taken {
+                assert_eq!(foreign(), at);
+            }
+            mapping.retake(piece);
+            assert_eq!(foreign(), libc::MAP_FAILED, "taken: by us, or by the other");
+            drop(mapping);
+            // SAFETY: an address of the past; the kernel says whether something is mapped there.
+            let is_mapped = |at| unsafe { libc::msync(at, page_size(), libc::MS_ASYNC) } == 0;
+            assert_eq!(is_mapped(at), is_taken);
+            assert!(!is_mapped(base.cast()) && !is_mapped(base.wrapping_add(3 * page_size()).cast()));
+            if is_taken {
+                // SAFETY: the test's own mapping.
+                unsafe { libc::munmap(at, page_size()) };
+            }
+        }
+    }
 
     #[test]
     fn extents_overlap_where_both_are() {

@@ -33,9 +33,13 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
         let (offset, len) = place(&object, *segment, piece)?;
         // SAFETY: the piece lies inside our own reservation, which is still unused; extents are
         // whole pages.
-        let mapped = unsafe { object.memory.map_at(offset, len, mapping.at(piece.start)) }
-            .map_err(|error| refused(range.gpu(), range.gpu().bar1_size(), len, &error))?;
-        mapping.keep(mapped);
+        match unsafe { object.memory.map_at(offset, len, mapping.at(piece.start)) } {
+            Ok(mapped) => mapping.keep(mapped),
+            Err(error) => {
+                mapping.retake(piece);
+                return Err(refused(range.gpu(), range.gpu().bar1_size(), len, &error));
+            }
+        }
     }
     mapping.finish()
 }
