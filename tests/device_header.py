@@ -28,6 +28,7 @@ extern "C" __global__ void every_operation(Channel *channel, u32 rank, u64 round
     get(channel, rank, here, there, 100, counter(2));
     if (wait_counter(channel, 2, 1) != Status::ok || flush(channel, rank) != Status::ok || has_failed(channel, rank))
         return;
+    reset_counter(channel, 2);
     add(channel, rank, (u64 *)there, 4);
     signal_add(channel, rank, 3, 1);
     barrier(channel, 4, 1);

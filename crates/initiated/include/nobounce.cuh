@@ -7,7 +7,7 @@
 //     nobounce::put(channel, rank, there, here, bytes, nobounce::signal(0, 1));   // one thread
 //     nobounce::Status status = nobounce::wait_signal(channel, rank, 0, 1);
 //
-// Operations of one thread to one rank take effect in their order. The threads of a warp or block
+// Operations of one thread to one rank, on one channel, take effect in their order. The threads of a warp or block
 // call the _warp or _block form together: their earlier stores are part of the put.
 #pragma once
 
@@ -50,13 +50,14 @@ struct Channel {
     u32 rank, ranks;
     u16 heap_handle;
     u16 first_flush_counter; // one for each rank
+    u32 max_message;         // bytes
 };
 
 // The host side (src/device.rs) has the same layout.
 static_assert(sizeof(Word) == 64 && sizeof(Queue) == 40 && sizeof(Channel) == 96, "layout");
 static_assert(__builtin_offsetof(Channel, queue) == 16 && __builtin_offsetof(Queue, log_depth) == 32, "layout");
 static_assert(__builtin_offsetof(Channel, status) == 56 && __builtin_offsetof(Channel, rank) == 80, "layout");
-static_assert(__builtin_offsetof(Channel, first_flush_counter) == 90, "layout");
+static_assert(__builtin_offsetof(Channel, first_flush_counter) == 90 && __builtin_offsetof(Channel, max_message) == 92, "layout");
 
 enum class Status : u32 { ok = 0, failed = 1 };
 
@@ -191,7 +192,7 @@ __device__ inline void put(Channel *channel, u32 rank, void *there, const void *
         put_value(channel, rank, (u64 *)there, detail::read(here), signal, counter);
         return;
     }
-    const size_t most = 1u << 30;
+    const size_t most = channel->max_message;
     detail::release();
     while (bytes > most) {
         detail::post(channel, detail::transfer(channel, detail::put, rank, there, here, most, no_signal(), no_counter()));
@@ -205,7 +206,7 @@ __device__ inline void put(Channel *channel, u32 rank, void *there, const void *
 
 // Reads memory of the rank. The bytes are there when the counter was counted.
 __device__ inline void get(Channel *channel, u32 rank, void *here, const void *there, size_t bytes, Counter counter) {
-    const size_t most = 1u << 30;
+    const size_t most = channel->max_message;
     detail::release();
     while (bytes > most) {
         detail::post(channel, detail::transfer(channel, detail::get, rank, there, here, most, no_signal(), no_counter()));
@@ -247,27 +248,44 @@ __device__ inline u64 read_counter(const Channel *channel, u16 index) {
     return detail::load_acquire(&channel->counters[index].value);
 }
 
-// Waits until so many operations of the counter are complete; fails if one of them failed.
+// Waits until so many operations of the counter are complete; fails if one of them failed. A failure
+// stays in the counter until it is reset.
 __device__ inline Status wait_counter(const Channel *channel, u16 index, u64 count) {
-    u64 value;
+    bool ended;
     do {
-        value = detail::load_acquire(&channel->counters[index].value);
-        if (value & error_bit || detail::has_ended(channel))
+        ended = detail::has_ended(channel); // what was complete before that counts
+        u64 value = detail::load_acquire(&channel->counters[index].value);
+        if (value & error_bit)
             return Status::failed;
-    } while ((value & count_mask) < count);
+        if ((value & count_mask) >= count)
+            return Status::ok;
+    } while (!ended);
+    return Status::failed;
+}
+
+// Sets a counter to 0, with its error. Earlier operations that name it must be complete or failed.
+__device__ inline Status reset_counter(Channel *channel, u16 index) {
+    detail::post(channel, detail::Descriptor{{detail::header(detail::reset_counter, counter(index), 0), 0, 0, 0, 0, 0, 0, 0}});
+    while (detail::load_acquire(&channel->counters[index].value) != 0)
+        if (detail::has_ended(channel))
+            return Status::failed;
     return Status::ok;
 }
 
-// Waits until all earlier operations of this channel to the rank are complete there. One thread at a
-// time for each rank.
+// Waits until all earlier operations of this channel to the rank are complete there; fails if the rank
+// is gone, or if one of them was refused since the last flush. One thread at a time for each rank.
 __device__ inline Status flush(Channel *channel, u32 rank) {
     u16 index = channel->first_flush_counter + (u16)rank;
-    u64 before = detail::load(&channel->counters[index].value);
-    if (before & error_bit)
-        return Status::failed;
-    detail::Descriptor descriptor{{detail::header(detail::flush, counter(index), 0), (u64)rank << 1, 0, 0, 0, 0, 0, 0}};
-    detail::post(channel, descriptor);
-    return wait_counter(channel, index, (before & count_mask) + 1);
+    u64 before = detail::load(&channel->counters[index].value) & count_mask, value;
+    detail::post(channel, detail::Descriptor{{detail::header(detail::flush, counter(index), 0), (u64)rank << 1, 0, 0, 0, 0, 0, 0}});
+    bool ended;
+    do {
+        ended = detail::has_ended(channel);
+        value = detail::load_acquire(&channel->counters[index].value);
+        if ((value & count_mask) != before)
+            return value & error_bit ? Status::failed : Status::ok;
+    } while (!ended);
+    return Status::failed;
 }
 
 // Waits until every rank has called it as often as this one. Uses the signals from `first` on, one for

@@ -131,7 +131,7 @@ impl ControlMemory {
     }
 
     /// Writes the descriptions of all channels.
-    pub(crate) fn describe(&self, options: &Options, heap: u64) -> Result<(), JoinError> {
+    pub(crate) fn describe(&self, options: &Options, heap: u64, max_message: u32) -> Result<(), JoinError> {
         let at = |offset: usize| self.buffer.addr() + offset as u64;
         for number in 0..self.layout.channels {
             let description = DeviceChannel {
@@ -147,6 +147,7 @@ impl ControlMemory {
                 ranks: options.ranks,
                 heap_handle: HEAP,
                 first_flush_counter: options.counters,
+                max_message,
                 ..DeviceChannel::default()
             };
             let lost = || JoinError::NoWindow { reason: self.memory.paths().to_string() };

@@ -30,13 +30,15 @@ pub struct DeviceChannel {
     pub heap_handle: u16,
     /// The counter of the flush to rank 0; those to others follow.
     pub first_flush_counter: u16,
-    pub reserved_too: u32,
+    /// The longest message.
+    pub max_message: u32,
 }
 
 // The header asserts the same.
 const _: () = assert!(size_of::<DeviceChannel>() == 96 && offset_of!(DeviceChannel, log_depth) == 48);
 const _: () = assert!(offset_of!(DeviceChannel, status) == 56 && offset_of!(DeviceChannel, rank) == 80);
 const _: () = assert!(offset_of!(DeviceChannel, first_flush_counter) == 90);
+const _: () = assert!(offset_of!(DeviceChannel, max_message) == 92);
 
 impl DeviceChannel {
     /// The bytes to copy into GPU memory.
@@ -55,7 +57,9 @@ impl DeviceChannel {
             self.heap,
             self.heap_bytes,
             u64::from(self.rank) | u64::from(self.ranks) << 32,
-            u64::from(self.heap_handle) | u64::from(self.first_flush_counter) << 16,
+            u64::from(self.heap_handle)
+                | u64::from(self.first_flush_counter) << 16
+                | u64::from(self.max_message) << 32,
         ];
         for (place, word) in all.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());

@@ -39,6 +39,10 @@ pub enum JoinError {
     Malformed { rank: u32, error: String },
     #[error("rank {rank} has a heap of {theirs} bytes, this one of {ours}: they must be the same")]
     Heaps { rank: u32, ours: u64, theirs: u64 },
+    #[error(
+        "other ranks cannot reach this GPU memory through the adapter: {reason}; NOBOUNCE_DEVICE=nb0 uses the software NIC"
+    )]
+    Unreachable { reason: String },
     #[error("cannot create a queue pair")]
     Create(#[from] CreateError),
     #[error("cannot connect a queue pair")]

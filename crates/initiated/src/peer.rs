@@ -74,6 +74,7 @@ pub(crate) struct Waiting {
     /// Of the descriptor, in its channel.
     pub(crate) number: u64,
     pub(crate) counter: Option<Counted>,
+    pub(crate) is_flush: bool,
 }
 
 /// A rank.
@@ -138,14 +139,14 @@ impl Peer {
     }
 
     /// A descriptor is complete when all requests so far are. Returns it if they are already.
-    pub(crate) fn wait(&mut self, channel: usize, number: u64, counter: Option<Counted>) -> Option<Waiting> {
-        let waiting = Waiting { requests: self.requests, channel, number, counter };
+    pub(crate) fn wait(&mut self, waiting: Waiting) -> Option<Waiting> {
+        let waiting = Waiting { requests: self.requests, ..waiting };
         if self.completed >= self.requests {
             return Some(waiting);
         }
         // A kernel waits for this one, not for those behind it.
         if let Some(last) = self.queued.last_mut() {
-            last.signaled |= counter.is_some();
+            last.signaled |= waiting.counter.is_some();
         }
         self.waiting.push_back(waiting);
         None

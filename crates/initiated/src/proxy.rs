@@ -63,6 +63,8 @@ pub enum Turn {
 #[derive(Debug)]
 pub struct Proxy {
     rank: usize,
+    /// The channel that is served first.
+    first: usize,
     channels: Vec<Channel>,
     /// A descriptor of each channel that found no room in a send queue.
     held: Vec<Option<[u64; WORDS]>>,
@@ -89,6 +91,7 @@ impl Proxy {
         let peer = |(at, qp)| Peer::new(at, qp, count);
         let mut proxy = Self {
             rank,
+            first: 0,
             held: channels.iter().map(|_| None).collect(),
             channels,
             peers: qps.into_iter().enumerate().map(peer).collect(),
@@ -137,9 +140,11 @@ impl Proxy {
     /// # Errors
     /// The proxy cannot go on: its memory is gone, or completions are lost.
     pub fn turn(&mut self) -> Result<Turn, ProxyError> {
-        let mut is_busy = false;
-        for channel in 0..self.channels.len() {
-            is_busy |= self.serve(channel)?;
+        let (mut is_busy, count) = (false, self.channels.len());
+        // Each channel is the first one in its turn: it finds room in send queues.
+        self.first = (self.first + 1) % count.max(1);
+        for step in 0..count {
+            is_busy |= self.serve((self.first + step) % count)?;
         }
         let mut completions = std::mem::take(&mut self.completions);
         self.cq.poll_awake(&mut completions, 64)?;
@@ -147,19 +152,28 @@ impl Proxy {
             is_busy |= self.complete(&completion)?;
         }
         self.completions = completions;
-        if is_busy {
-            return Ok(Turn::Busy);
-        }
-        if self.peers.iter().any(Peer::is_waiting) {
-            return Ok(Turn::Waiting);
-        }
+        self.probe()?;
+        Ok(match is_busy {
+            true => Turn::Busy,
+            false if self.peers.iter().any(Peer::is_waiting) => Turn::Waiting,
+            false => Turn::Idle,
+        })
+    }
+
+    /// Looks whether silent ranks are there, also while there is much to do with others.
+    fn probe(&mut self) -> Result<(), ProxyError> {
         let now = Instant::now();
-        for (at, peer) in self.peers.iter_mut().enumerate() {
-            if at != self.rank {
+        let rank = self.rank;
+        for at in (0..self.peers.len()).filter(|at| *at != rank) {
+            let peer = &mut self.peers[at];
+            if peer.failure.is_none() {
                 peer.probe(now, self.table.any_place(at).map(remote));
+                if peer.failure.is_some() {
+                    self.lose(at)?;
+                }
             }
         }
-        Ok(Turn::Idle)
+        Ok(())
     }
 
     fn serve(&mut self, channel: usize) -> Result<bool, ProxyError> {
@@ -217,6 +231,10 @@ impl Proxy {
     fn post(&mut self, channel: usize, descriptor: &Descriptor) -> Result<bool, Stop> {
         self.table.check(descriptor)?;
         let Some(rank) = Table::rank_of(&descriptor.action) else {
+            if let Action::ResetSignal { index } = descriptor.action {
+                // Of this rank.
+                self.table.signal(u32::try_from(self.rank).unwrap_or(u32::MAX), Signal { index, add: 0 })?;
+            }
             return Ok(self.control(channel, descriptor.action).map(|()| true)?);
         };
         let at = self.table.index_of(rank)?;
@@ -276,7 +294,8 @@ impl Proxy {
         if let Some((place, Signal { add, .. })) = signal {
             peer.queue(Operation::FetchAdd { remote: remote(place), add }, Source::Memory(scratch));
         }
-        if let Some(complete) = peer.wait(channel, number, descriptor.counter) {
+        let waiting = Waiting { requests: 0, channel, number, counter: descriptor.counter, is_flush };
+        if let Some(complete) = peer.wait(waiting) {
             self.finish(&complete, true)?; // a flush, and all is complete
         }
         Ok(true)
@@ -298,11 +317,7 @@ impl Proxy {
             }
             Action::WriteBackCounter { index } => counters.write_back(index.into())?,
             Action::ResetSignal { index } => {
-                // Beyond the end there is nothing to set.
-                let at = usize::from(index) * STRIDE;
-                if at + 8 <= self.signals.len() {
-                    self.signals.swap(at, 0)?;
-                }
+                self.signals.swap(usize::from(index) * STRIDE, 0)?;
             }
             Action::Get(_)
             | Action::Put(..)
@@ -336,10 +351,10 @@ impl Proxy {
     fn finish(&mut self, waiting: &Waiting, succeeded: bool) -> Result<(), ProxyError> {
         let Some(Counted { index, is_written_back }) = waiting.counter else { return Ok(()) };
         let counters = &mut self.channels[waiting.channel].counters;
-        if succeeded {
-            counters.count(index.into());
-        } else {
-            counters.fail(index.into());
+        match succeeded {
+            _ if waiting.is_flush => counters.flushed(index.into(), succeeded),
+            true => counters.count(index.into()),
+            false => counters.fail(index.into()),
         }
         if is_written_back || !succeeded {
             counters.write_back(index.into())?;
@@ -383,7 +398,11 @@ impl Proxy {
         self.report(channel, self.number(channel), reason);
         if let Some(Counted { index, .. }) = descriptor.and_then(|descriptor| descriptor.counter) {
             let counters = &mut self.channels[channel].counters;
-            counters.fail(index.into());
+            if is_flush {
+                counters.flushed(index.into(), false);
+            } else {
+                counters.fail(index.into());
+            }
             counters.write_back(index.into())?;
         }
         Ok(())

@@ -53,6 +53,8 @@ pub struct Rendezvous {
     ranks: u32,
     /// Rank 0: those of the other ranks, in order. Others: one, to rank 0.
     streams: Vec<TcpStream>,
+    /// A round has failed: ranks may be in different ones.
+    is_broken: bool,
 }
 
 impl Rendezvous {
@@ -75,14 +77,36 @@ impl Rendezvous {
             };
             timeouts().map_err(|source| RendezvousError::Io { rank, source })?;
         }
-        Ok(Self { rank, ranks, streams })
+        Ok(Self { rank, ranks, streams, is_broken: false })
+    }
+
+    /// From now on rounds take as long as they take: a rank that is gone ends them.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn without_limit(self) -> Result<Self, RendezvousError> {
+        for stream in &self.streams {
+            let cleared = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
+            cleared.map_err(|source| RendezvousError::Io { rank: self.rank, source })?;
+        }
+        Ok(self)
     }
 
     /// Gives the bytes of this rank, and returns those of all ranks.
     ///
     /// # Errors
-    /// A rank is gone.
+    /// A rank is gone, or was in an earlier round.
     pub fn exchange(&mut self, ours: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
+        if self.is_broken {
+            let source = io::Error::other("an earlier exchange failed");
+            return Err(RendezvousError::Io { rank: self.rank, source });
+        }
+        let all = self.exchange_once(ours);
+        self.is_broken = all.is_err();
+        all
+    }
+
+    fn exchange_once(&mut self, ours: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
         let failed = |rank| move |source| RendezvousError::Io { rank, source };
         if self.rank != 0 {
             let (rank, stream) = (self.rank, &mut self.streams[0]);

@@ -5,7 +5,7 @@
 use crate::descriptor::{Action, Descriptor, Malformed, Place, Signal, Transfer};
 use crate::words::STRIDE;
 
-/// The longest message of a queue pair.
+/// The longest message of a queue pair, unless the device has less.
 const MAX_MESSAGE: u32 = 1 << 31;
 
 /// Memory of this rank.
@@ -47,8 +47,8 @@ pub enum Refusal {
     Range { handle: u16, offset: u64, len: u64, of: u64 },
     #[error("offset {offset} of memory {handle} is not a multiple of 8, as an atomic needs")]
     Misaligned { handle: u16, offset: u64 },
-    #[error("{len} bytes are more than a message has (2^31)")]
-    Length { len: u32 },
+    #[error("{len} bytes are more than a message of this device has: {most}")]
+    Length { len: u32, most: u32 },
     #[error("the queue pair refused it: {reason}")]
     Post { reason: String },
     #[error("a value has 1 to 8 bytes, not {len}")]
@@ -67,6 +67,7 @@ pub struct Table {
     local: Vec<Option<LocalMemory>>,
     ranks: Vec<RankTable>,
     counters: usize,
+    max_message: u32,
 }
 
 /// What one rank has registered.
@@ -93,7 +94,13 @@ impl Table {
     /// Of so many counters, with what each rank has registered; this rank is one of them.
     #[must_use]
     pub fn new(local: Vec<Option<LocalMemory>>, ranks: Vec<RankTable>, counters: usize) -> Self {
-        Self { local, ranks, counters }
+        Self { local, ranks, counters, max_message: MAX_MESSAGE }
+    }
+
+    /// The same for a device whose messages have at most so many bytes.
+    #[must_use]
+    pub fn with_max_message(self, bytes: u32) -> Self {
+        Self { max_message: bytes.min(MAX_MESSAGE), ..self }
     }
 
     /// How many counters a channel has.
@@ -156,8 +163,8 @@ impl Table {
 
     pub(crate) fn transfer(&self, moved: &Transfer) -> Result<Moved, Refusal> {
         let &Transfer { local_handle: handle, local_offset, remote, len } = moved;
-        if len > MAX_MESSAGE {
-            return Err(Refusal::Length { len });
+        if len > self.max_message {
+            return Err(Refusal::Length { len, most: self.max_message });
         }
         let remote = self.place(remote, u64::from(len))?;
         let local = self.local.get(usize::from(handle)).copied().flatten();
@@ -179,7 +186,7 @@ impl Table {
     /// A place of that rank that may be written.
     pub(crate) fn any_place(&self, rank: usize) -> Option<(u64, u32)> {
         let rank = self.ranks.get(rank)?;
-        let memory = rank.signals.or_else(|| rank.memory.iter().copied().flatten().next())?;
+        let memory = rank.memory.iter().copied().flatten().next().or(rank.signals)?;
         Some((memory.addr, memory.rkey))
     }
 
@@ -235,6 +242,8 @@ mod tests {
         assert_eq!(table.transfer(&long), Err(Refusal::Range { handle: 0, offset: 11, len: 40, of: 50 }));
         let unknown = Transfer { local_handle: 1, ..moved };
         assert_eq!(table.transfer(&unknown), Err(Refusal::LocalHandle { handle: 1 }));
+        let table = table.with_max_message(39);
+        assert_eq!(table.transfer(&moved), Err(Refusal::Length { len: 40, most: 39 }));
     }
 
     #[test]

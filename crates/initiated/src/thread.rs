@@ -40,6 +40,9 @@ pub struct ProxyThread {
 const MIN_SLEEP: Duration = Duration::from_micros(20);
 const MAX_SLEEP: Duration = Duration::from_micros(1700);
 
+/// How long a thread that is to end goes on with what kernels have asked for.
+const DRAIN: Duration = Duration::from_secs(1);
+
 /// How long the thread spins after the last descriptor: as long as a sleep may delay the next one.
 const SPIN: Duration = MAX_SLEEP;
 
@@ -54,9 +57,15 @@ impl ProxyThread {
         let mut ending = Ending(proxy);
         let run = move || {
             let Ending(proxy) = &mut ending;
-            let mut last = Instant::now();
-            while !asked.load(Ordering::Relaxed) {
+            let (mut last, mut ends) = (Instant::now(), None);
+            loop {
+                let is_asked = asked.load(Ordering::Relaxed);
+                if is_asked && Instant::now() > *ends.get_or_insert_with(|| Instant::now() + DRAIN) {
+                    return;
+                }
                 match proxy.turn() {
+                    // All that kernels have asked for is complete.
+                    Ok(Turn::Idle) if is_asked => return,
                     Ok(Turn::Busy) => last = Instant::now(),
                     Ok(_) if last.elapsed() < SPIN => std::hint::spin_loop(),
                     // Completions, or on their way what they wait for, come soon.

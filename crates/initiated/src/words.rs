@@ -153,6 +153,13 @@ impl Words {
         self.set(index, self.get(index) | ERROR);
     }
 
+    /// A flush is over. The error bit is that of this one.
+    pub fn flushed(&mut self, index: usize, succeeded: bool) {
+        self.count(index);
+        let value = self.get(index) & !ERROR;
+        self.set(index, if succeeded { value } else { value | ERROR });
+    }
+
     /// Stores the value where kernels read it.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The ranks of a job, and what each of them needs: the symmetric heap, channels, and the proxy.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use nobounce::{Device, Region};
 use nobounce_memory::gpu::{Gpu, GpuOptions};
@@ -54,11 +55,26 @@ impl Remote {
     }
 }
 
-/// A rank. Dropping it ends its proxy: kernels that wait return with an error.
+/// Waits for the kernels of this process, as freeing memory by CUDA does.
+#[derive(Debug)]
+struct KernelsEnd(Arc<Gpu>);
+
+impl Drop for KernelsEnd {
+    fn drop(&mut self) {
+        let Ok(context) = self.0.primary() else { return };
+        // SAFETY: the call takes nothing. An error means that the context is gone, with its kernels.
+        let _ = self.0.driver().in_context(context, |api| unsafe { api.ctx_synchronize() });
+    }
+}
+
+/// A rank. Dropping it carries out what kernels have posted, ends the proxy, so that kernels that wait
+/// return with an error, and waits for all kernels of this process. Other ranks lose it: call
+/// [`barrier`](Self::barrier) first.
 #[derive(Debug)]
 pub struct World {
     // Fields drop in this order: the proxy ends before its memory does.
     proxy: ProxyThread,
+    _kernels: KernelsEnd,
     heap: Region,
     _signals: Region,
     _scratch: Region,
@@ -90,6 +106,7 @@ impl World {
         // SAFETY: the memory is that of `control`, which is freed later. Only atomics change it.
         let signals = unsafe { device.register_gpu_raw(addr, len, access, &shadowed) }?;
         let scratch = device.register(SCRATCH)?;
+        check_reachable(&device, &heap, &signals)?;
 
         let ranks = options.ranks as usize;
         let limits = QpLimits { send_depth: SEND_DEPTH, ..QpLimits::default() };
@@ -113,6 +130,7 @@ impl World {
         connect(&qps, &ours, &cards, options.rank)?;
         // Nothing is sent before all are ready to receive.
         rendezvous.exchange(&[])?;
+        let rendezvous = rendezvous.without_limit()?;
 
         let local = LocalMemory { addr: heap.addr(), len: heap.len() as u64, lkey: heap.mr().lkey() };
         let tables = cards.iter().map(|card| RankTable {
@@ -120,6 +138,7 @@ impl World {
             signals: Some(card.signals.memory()),
         });
         let table = Table::new(vec![None, Some(local)], tables.collect(), control.counters_of_channel());
+        let table = table.with_max_message(device.nic().max_message());
         let channels = (0..options.channels).map(|number| {
             let words = control.channel(number)?;
             Ok(Channel {
@@ -138,11 +157,13 @@ impl World {
             scratch: Scratch { addr: scratch.addr(), lkey: scratch.mr().lkey() },
             status: Words::new(control.status()?),
         };
-        control.describe(options, heap.addr())?;
+        control.describe(options, heap.addr(), device.nic().max_message())?;
         let proxy = ProxyThread::start(Proxy::new(parts)?)?;
         let (rank, ranks) = (options.rank, options.ranks);
+        let _kernels = KernelsEnd(gpu);
         Ok(Self {
             proxy,
+            _kernels,
             heap,
             _signals: signals,
             _scratch: scratch,
@@ -205,6 +226,18 @@ impl World {
     /// A rank is gone.
     pub fn exchange(&mut self, ours: &[u8]) -> Result<Vec<Vec<u8>>, RendezvousError> {
         self.rendezvous.exchange(ours)
+    }
+}
+
+/// An adapter may have no access to GPU memory, or no atomics.
+fn check_reachable(device: &Device, heap: &Region, signals: &Region) -> Result<(), JoinError> {
+    let unreachable = |reason: String| Err(JoinError::Unreachable { reason });
+    match [heap, signals].into_iter().find(|region| region.is_closed()) {
+        Some(closed) => unreachable(closed.paths().to_string()),
+        None if device.nic().hard().is_some_and(|hard| !hard.has_atomics()) => {
+            unreachable("it has no atomics, which signals need".to_owned())
+        }
+        None => Ok(()),
     }
 }
 

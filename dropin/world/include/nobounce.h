@@ -8,13 +8,13 @@
  *     nb_world *world = nb_join(&options, error, sizeof error);
  *     kernel<<<1, 32>>>((nobounce::Channel *)nb_channel(world, 0));
  *     cudaDeviceSynchronize();
+ *     nb_barrier(world);
  *     nb_leave(world);
  *
  * Link with -lnobounce. Every function may be called from any thread; those of one world from one thread
  * at a time.
  */
-#ifndef NOBOUNCE_H
-#define NOBOUNCE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -44,7 +44,9 @@ typedef struct nb_options {
  * `error`, which may be NULL. */
 nb_world *nb_join(const nb_options *options, char *error, size_t error_len);
 
-/* Ends the proxy: kernels that wait return with an error. NULL is allowed. */
+/* Carries out what kernels have posted and ends the proxy: kernels that wait return with an error. Then waits
+ * for all kernels of this process, as cudaFree does. Other ranks lose this one: call nb_barrier first. NULL is
+ * allowed. */
 void nb_leave(nb_world *world);
 
 /* A channel for kernels: a nobounce::Channel * in GPU memory. NULL if there is no such channel. */
@@ -64,6 +66,4 @@ size_t nb_reports(const nb_world *world, char *text, size_t len);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

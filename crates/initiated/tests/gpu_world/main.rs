@@ -103,6 +103,24 @@ fn wrong_descriptors_fail_with_a_reason_and_the_channel_goes_on() {
     }
 }
 
+/// Kernels that wait return when the host leaves, and the memory is freed after they have ended.
+#[test]
+fn leaving_a_world_ends_its_kernels() {
+    let Some(gpu) = gpu() else { return };
+    let [first, second] = both();
+    let kernel = Module::load(&gpu, PTX).unwrap().kernel("until_lost").unwrap();
+    let (stream, words) = (Stream::new(&gpu).unwrap(), PinnedWords::new(&gpu, 8).unwrap());
+    // SAFETY: the arguments of that kernel, whose end the world waits for.
+    unsafe { kernel.launch(&stream, 2, 32, &[first.channel(0).unwrap(), 1, words.address(0)]) }.unwrap();
+    while words.get(2) == 0 {
+        std::thread::yield_now();
+    }
+    drop(first);
+    stream.wait("kernels of a world that was left", LIMIT).unwrap();
+    assert_eq!((words.get(0), words.get(1)), (1, 1));
+    drop(second);
+}
+
 /// The process that is killed.
 struct Victim(Child);
 
