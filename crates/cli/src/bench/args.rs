@@ -90,7 +90,7 @@ pub(crate) struct BenchArgs {
 
     /// Kernels post the operations themselves: latency, rate and bandwidth of puts and gets between
     /// two processes
-    #[arg(long, conflicts_with_all = ["peer", "listen", "device", "busy", "memory", "op", "kind", "size", "qps", "wait", "mtu", "iters", "passes", "quick", "loss", "explain", "compare", "calibration"], help_heading = "What")]
+    #[arg(long, conflicts_with_all = ["peer", "listen", "device", "busy", "memory", "op", "kind", "size", "qps", "wait", "mtu", "iters", "passes", "quick", "loss", "compare", "calibration"], help_heading = "What")]
     pub(crate) gpu_initiated: bool,
 
     /// One of the processes of --gpu-initiated

@@ -31,6 +31,10 @@ const ADDR: &str = "NOBOUNCE_ADDR";
 /// The command: one of its ranks, or the process that starts them.
 pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let gpu = args.gpu.unwrap_or(0);
+    if args.explain {
+        print!("{}", rank::cases());
+        return Ok(Verdict::Fine);
+    }
     match (args.rank, args.meet) {
         (Some(rank), Some(meet)) => serve(rank, meet, gpu)?,
         _ => compare(args, gpu)?,

@@ -12,11 +12,16 @@ use nobounce_initiated::world::World;
 
 use super::figures::{Bandwidth, Idle, Latency, LinkFigures, Rate};
 use super::kernels::{Kernels, MAX_ROUNDS, Moved};
+use super::table::size;
 use crate::bench::stats::Percentiles;
 
 const HEAP: usize = 128 << 20;
 const HALF: usize = HEAP / 2;
 const CHANNELS: u32 = 4;
+/// Sizes, and numbers of channels.
+const LATENCIES: [u64; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
+const BANDWIDTHS: [u64; 4] = [64 << 10, 1 << 20, 8 << 20, 32 << 20];
+const RATES: [u32; 3] = [1, 2, CHANNELS];
 /// Operations of a stream that are incomplete at a time.
 const AHEAD: usize = 16;
 /// How long one measurement is to take.
@@ -24,6 +29,20 @@ const AIM: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSES: u32 = 3;
 const SOON: Duration = Duration::from_secs(20);
+
+/// What is measured over each link, for people.
+pub(super) fn cases() -> String {
+    let list = |sizes: &[u64]| sizes.iter().map(|bytes| size(*bytes)).collect::<Vec<_>>().join(", ");
+    let channels = RATES.map(|channels| channels.to_string()).join(", ");
+    format!(
+        "latency of a put with a signal, kernel to kernel: {}\n\
+         stream of puts, of gets, and of host-posted WRITEs: {}\n\
+         rate of values of 8 B: {channels} channels\n\
+         idle kernels: {PAUSES} pauses of {PAUSE:?}\n",
+        list(&LATENCIES),
+        list(&BANDWIDTHS),
+    )
+}
 
 /// One of the two ranks.
 pub(super) struct Rank {
@@ -56,16 +75,16 @@ impl Rank {
     pub(super) fn measure(&mut self, link: &str) -> anyhow::Result<LinkFigures> {
         let paths = self.world.heap().paths().to_string();
         let mut latency = Vec::new();
-        for bytes in [8, 64, 512, 4 << 10, 64 << 10, 1 << 20] {
+        for bytes in LATENCIES {
             latency.push(self.latency(bytes)?);
         }
         let mut rate = Vec::new();
-        for channels in [1, 2, CHANNELS] {
+        for channels in RATES {
             rate.extend(self.rate(channels)?);
         }
         let connection = self.connect()?;
         let mut bandwidth = Vec::new();
-        for bytes in [64 << 10, 1 << 20, 8 << 20, 32 << 20] {
+        for bytes in BANDWIDTHS {
             bandwidth.extend(self.bandwidth(bytes, &connection)?);
         }
         let idle = self.idle()?;

@@ -56,7 +56,7 @@ fn section(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
     )
 }
 
-fn size(bytes: u64) -> String {
+pub(super) fn size(bytes: u64) -> String {
     size_label(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)).log2())
 }
 

@@ -203,10 +203,10 @@ fn a_message_with_an_atomic_behind_it_is_loaded() {
     let add = Operation::FetchAdd { remote: at_b.remote(8192), add: 1 };
     let signal = SendRequest::new(2, add, &old);
     let loaded = || a.device.path_counters().outbound.window.bytes;
-    a.qps[0].post_sends(&[put.clone(), signal.clone()]).unwrap();
+    a.qps[0].post_sends(&[put, signal]).unwrap();
     a.succeed(2);
     assert_eq!(loaded(), SIZE as u64);
-    a.qps[0].post_sends(&[put.clone(), signal, put]).unwrap();
+    a.qps[0].post_sends(&[put, signal, put]).unwrap();
     a.succeed(3);
     assert_eq!(loaded(), 2 * SIZE as u64, "the first of them has another one behind it");
 }
