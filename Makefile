@@ -24,7 +24,7 @@ LOCKED := --locked
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
 BIN = $(RELEASE)/nobounce
 # The command, and the libraries that `nobounce run` gives to other people's programs.
-PACKAGES := $(addprefix -p nobounce-,cli ibverbs rdmacm gdrapi paths vmm stub-mlx5 stub-efa)
+PACKAGES := $(addprefix -p nobounce-,cli ibverbs rdmacm gdrapi paths vmm world stub-mlx5 stub-efa)
 # Where `make install` puts them: PREFIX/bin and PREFIX/lib/nobounce, below DESTDIR if that is set.
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -90,6 +90,8 @@ build: ## Build the nobounce command and the drop-in libraries, optimised
 install: build ## Install the command, the drop-in libraries, man pages and completions below PREFIX
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/nobounce
 	@tools/dropin $(RELEASE) $(DESTDIR)$(PREFIX)/lib/nobounce
+	install -D -m 644 crates/initiated/include/nobounce.cuh $(DESTDIR)$(PREFIX)/include/nobounce.cuh
+	install -D -m 644 dropin/world/include/nobounce.h $(DESTDIR)$(PREFIX)/include/nobounce.h
 	@$(BIN) generate man $(DESTDIR)$(PREFIX)/share/man/man1
 	@$(BIN) generate completions $(RELEASE)/completions
 	install -D -m 644 $(RELEASE)/completions/nobounce.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/nobounce
