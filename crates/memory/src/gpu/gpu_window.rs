@@ -110,8 +110,8 @@ impl GpuWindow {
         Self { range, flush_by_load, unsettled, on_gpu, shadow: None, _mapping: mapping }
     }
 
-    /// The same, with atomics that use a copy of its words in host memory, instead of loads. Nothing
-    /// else may change the memory: not the GPU, and no other window.
+    /// The same, with atomics that use a copy of its words in host memory, instead of loads. Nothing but
+    /// these atomics may change the memory: not the GPU, and no store through a window.
     ///
     /// # Errors
     /// The window does not begin at a multiple of 8 bytes, or cannot be loaded.
@@ -206,9 +206,6 @@ impl GpuWindow {
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), AccessError> {
         // A refused store leaves nothing to settle.
         self.range.word(offset)?;
-        if let Some(shadow) = &self.shadow {
-            return self.store_shadowed(shadow, offset, &value.to_ne_bytes()[..]);
-        }
         let stored = self.range.store_u64(offset, value);
         self.unsettled.stored();
         stored
@@ -287,10 +284,6 @@ impl GpuWindow {
         if src.is_empty() {
             return Ok(());
         }
-        if let Some(shadow) = &self.shadow {
-            let offset = to.addr() - self.range.as_mut_ptr().addr();
-            return self.store_shadowed(shadow, offset, src);
-        }
         // SAFETY: `src` is ours; the window side is what `new` was promised; callers pass an `isa`
         // the processor has.
         let rest = unsafe { wc::store(isa, to, src.as_ptr(), src.len()) };
@@ -309,26 +302,6 @@ impl GpuWindow {
         self.unsettled.end_load(failed[0]);
         self.on_gpu.end_load(failed[1]);
         outcome
-    }
-
-    /// Stores bytes, and takes over the words that they are part of.
-    #[cold]
-    fn store_shadowed<'a>(
-        &self,
-        shadow: &Shadow,
-        offset: usize,
-        src: impl Into<Source<'a>>,
-    ) -> Result<(), AccessError> {
-        let mut words = shadow.lock();
-        let src = src.into();
-        self.unsettled.stored();
-        self.range.store(offset, src)?;
-        let first = offset / 8;
-        let end = (offset + src.len()).div_ceil(8).min(words.len());
-        for (place, at) in words.iter_mut().zip(0..).take(end).skip(first) {
-            *place = self.settled(|| self.range.load_u64(8 * at))?;
-        }
-        Ok(())
     }
 
     /// An atomic by the copy of the words.

@@ -36,7 +36,7 @@ pub struct GpuOptions {
     /// Stage on purpose, to compare.
     pub staged: bool,
     /// Atomics use a copy of its words in host memory, instead of loads through the window. Nothing
-    /// but this registration may change the memory.
+    /// but atomics through this registration may change the memory.
     pub shadow: bool,
 }
 

@@ -9,15 +9,12 @@ pub(super) struct Shadow(Mutex<Box<[u64]>>);
 impl Shadow {
     /// Of a window with these bytes.
     pub(super) fn new(bytes: &[u8]) -> Self {
-        Self(Mutex::new(words(bytes).collect()))
+        // Bytes behind the last whole word are no words.
+        let words = bytes.as_chunks::<8>().0;
+        Self(Mutex::new(words.iter().map(|word| u64::from_ne_bytes(*word)).collect()))
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Box<[u64]>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whole words; bytes behind the last one are no words.
-pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
-    bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word))
 }

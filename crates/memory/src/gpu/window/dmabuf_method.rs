@@ -20,11 +20,10 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
         let len = usize::try_from(piece.len()).map_err(Refused::new)?;
         let exported = DmaBuf::export_pages(range.gpu().driver(), range.context(), piece.start, len)
             .map_err(Refused::new)?;
-        // SAFETY: the piece lies inside our own reservation, which is still unused.
-        if let Err(error) = unsafe { map_fd(exported.owned(), 0, len, mapping.at(piece.start)) } {
-            mapping.retake(piece);
-            return Err(refused(range.gpu(), range.gpu().bar1_size(), len, &error));
-        }
+        mapping
+            // SAFETY: the piece lies inside our own reservation, which is still unused.
+            .place(piece, |at| unsafe { map_fd(exported.owned(), 0, len, at) })
+            .map_err(|error| refused(range.gpu(), range.gpu().bar1_size(), len, &error))?;
         // The descriptor may go: the mapping keeps the export.
     }
     mapping = mapping.finish()?;

@@ -96,11 +96,10 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
                     pin.handle
                 ))
             })?;
-        // SAFETY: the piece lies inside our own reservation, which is still unused.
-        if let Err(error) = unsafe { map_fd(&node, offset, len, mapping.at(piece.start)) } {
-            mapping.retake(piece);
-            return Err(Refused::new(format!("mmap by gdrdrv failed ({error})")));
-        }
+        mapping
+            // SAFETY: the piece lies inside our own reservation, which is still unused.
+            .place(piece, |at| unsafe { map_fd(&node, offset, len, at) })
+            .map_err(|error| Refused::new(format!("mmap by gdrdrv failed ({error})")))?;
     }
     mapping.finish()
 }

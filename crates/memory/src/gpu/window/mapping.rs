@@ -84,14 +84,14 @@ impl Mapping {
     pub(super) fn twin(of: &Arc<Self>, extent: Extent) -> Result<Self, Refused> {
         let mut twin = Self::reserve(extent)?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: a length of 0 leaves the old pages in place; the new ones replace our own
-        // reservation.
-        let doubled = unsafe { libc::mremap(of.at(extent.start).cast(), 0, twin.len, flags, twin.base) };
-        if doubled == libc::MAP_FAILED {
-            let error = io::Error::last_os_error();
-            twin.retake(extent);
-            return Err(Refused::new(format!("cannot map the window a second time ({error})")));
-        }
+        let (from, len) = (of.at(extent.start).cast(), twin.len);
+        twin.place(extent, |at| {
+            // SAFETY: a length of 0 leaves the old pages in place; the new ones replace our own
+            // reservation.
+            let doubled = unsafe { libc::mremap(from, 0, len, flags, at) };
+            if doubled == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+        })
+        .map_err(|error| Refused::new(format!("cannot map the window a second time ({error})")))?;
         twin.unsure.clone_from(&of.unsure);
         twin.keep(Arc::clone(of));
         twin.finish()
@@ -111,9 +111,18 @@ impl Mapping {
         self.base.wrapping_add(offset.min(self.len))
     }
 
-    /// Mapping something at these addresses failed. The kernel may have removed our reservation of them
-    /// first, and another thread may map something there: takes them back, or gives them up.
-    pub(super) fn retake(&mut self, piece: Extent) {
+    /// Maps something at the addresses of `piece`, in place of the reservation.
+    pub(super) fn place<T, E>(
+        &mut self,
+        piece: Extent,
+        map: impl FnOnce(*mut u8) -> Result<T, E>,
+    ) -> Result<T, E> {
+        map(self.at(piece.start)).inspect_err(|_| self.retake(piece))
+    }
+
+    /// A mapping with `MAP_FIXED` failed. The kernel may have removed the reservation first, and another
+    /// thread may have mapped something into the gap: takes the addresses back, or gives them up.
+    fn retake(&mut self, piece: Extent) {
         let (at, len) = (self.at(piece.start), usize::try_from(piece.len()).unwrap_or(0));
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: the flags replace nothing that exists.
@@ -276,7 +285,7 @@ mod tests {
             if is_taken {
                 assert_eq!(foreign(), at);
             }
-            mapping.retake(piece);
+            assert_eq!(mapping.place(piece, |_| Err::<(), _>(1)), Err(1));
             assert_eq!(foreign(), libc::MAP_FAILED, "taken: by us, or by the other");
             drop(mapping);
             // SAFETY: an address of the past; the kernel says whether something is mapped there.

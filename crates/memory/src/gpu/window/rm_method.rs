@@ -31,15 +31,12 @@ pub(super) fn map(range: &GpuRange, extent: Extent) -> Result<Mapping, Refused> 
             mapping.mark_unsure(piece);
         }
         let (offset, len) = place(&object, *segment, piece)?;
-        // SAFETY: the piece lies inside our own reservation, which is still unused; extents are
-        // whole pages.
-        match unsafe { object.memory.map_at(offset, len, mapping.at(piece.start)) } {
-            Ok(mapped) => mapping.keep(mapped),
-            Err(error) => {
-                mapping.retake(piece);
-                return Err(refused(range.gpu(), range.gpu().bar1_size(), len, &error));
-            }
-        }
+        let mapped = mapping
+            // SAFETY: the piece lies inside our own reservation, which is still unused; extents are
+            // whole pages.
+            .place(piece, |at| unsafe { object.memory.map_at(offset, len, at) })
+            .map_err(|error| refused(range.gpu(), range.gpu().bar1_size(), len, &error))?;
+        mapping.keep(mapped);
     }
     mapping.finish()
 }
