@@ -38,10 +38,7 @@ impl Device {
     /// # Errors
     /// As for [`open_named`](Self::open_named).
     pub fn open_near_gpu(gpu: i32) -> Result<Self, OpenError> {
-        match std::env::var(VARIABLE) {
-            Ok(name) if name != AUTO => Self::open_named(&name),
-            _ => Self::open_named(&DeviceChoice::of(Some(gpu)).into_name()?),
-        }
+        Self::open_named(&name_near_gpu(gpu)?)
     }
 
     /// As [`open_near_gpu`](Self::open_near_gpu), for a thread that polls all the time: it drives the
@@ -50,10 +47,7 @@ impl Device {
     /// # Errors
     /// As for [`open_named`](Self::open_named).
     pub fn open_near_gpu_polled(gpu: i32) -> Result<Self, OpenError> {
-        let name = match std::env::var(VARIABLE) {
-            Ok(name) if name != AUTO => name,
-            _ => DeviceChoice::of(Some(gpu)).into_name()?,
-        };
+        let name = name_near_gpu(gpu)?;
         match Self::soft_config(&name)? {
             Some(config) if config.progress == Progress::Auto => {
                 Self::open_with(&Config { progress: Progress::Caller, ..config })
@@ -220,6 +214,14 @@ impl Device {
     ) -> Result<Region, RegisterError> {
         // SAFETY: the caller's promise is the same.
         unsafe { Region::of_gpu_raw(&self.pd, addr, len, access, options) }
+    }
+}
+
+/// The device that the environment names, or else the nearest one.
+fn name_near_gpu(gpu: i32) -> Result<String, OpenError> {
+    match std::env::var(VARIABLE) {
+        Ok(name) if name != AUTO => Ok(name),
+        _ => DeviceChoice::of(Some(gpu)).into_name(),
     }
 }
 

@@ -140,7 +140,26 @@ impl Cq {
     /// # Errors
     /// As for [`poll`](Self::poll).
     #[inline]
-    pub fn poll_each(&self, max: usize, mut each: impl FnMut(WorkCompletion)) -> Result<usize, CqError> {
+    pub fn poll_each(&self, max: usize, each: impl FnMut(WorkCompletion)) -> Result<usize, CqError> {
+        self.poll_driving(max, each, true)
+    }
+
+    /// As [`poll`](Self::poll), for a thread that has more to watch than this queue: it never sleeps.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_awake(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
+        self.poll_driving(max, |completion| out.push(completion), false)
+    }
+
+    #[inline]
+    fn poll_driving(
+        &self,
+        max: usize,
+        mut each: impl FnMut(WorkCompletion),
+        may_sleep: bool,
+    ) -> Result<usize, CqError> {
         if self.shared.is_forked() {
             return Err(CqError::Forked);
         }
@@ -153,30 +172,9 @@ impl Cq {
             // not count.
             let is_attention = !self.inner.is_armed();
             let sleeps = self.shared.engines.drive_polled(&self.users, is_attention);
-            if let Some(until) = sleeps.filter(|_| is_attention && self.inner.is_empty()) {
+            if let Some(until) = sleeps.filter(|_| may_sleep && is_attention && self.inner.is_empty()) {
                 self.shared.engines.sleep_polled(&self.users, until);
             }
-        }
-        let taken = self.inner.take_unless_lost(max, &mut each);
-        taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
-    }
-
-    /// As [`poll`](Self::poll), for a thread that has more to watch than this queue: it never sleeps.
-    ///
-    /// # Errors
-    /// As for [`poll`](Self::poll).
-    #[inline]
-    pub fn poll_awake(&self, out: &mut Vec<WorkCompletion>, max: usize) -> Result<usize, CqError> {
-        if self.shared.is_forked() {
-            return Err(CqError::Forked);
-        }
-        let mut each = |completion| out.push(completion);
-        let taken = self.inner.take(max, &mut each);
-        if taken > 0 || max == 0 {
-            return Ok(taken);
-        }
-        if self.shared.engines.mode() == Mode::Caller {
-            let _ = self.shared.engines.drive_polled(&self.users, true);
         }
         let taken = self.inner.take_unless_lost(max, &mut each);
         taken.ok_or_else(|| CqError::Overflow { depth: self.depth() })
