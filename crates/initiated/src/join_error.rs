@@ -1,6 +1,6 @@
 //! Why a rank could not join.
 
-use nobounce::RegisterError;
+use nobounce::{HandshakeError, RegisterError};
 use nobounce_memory::gpu::{self, CudaError, DriverError};
 use nobounce_nic::any::{CreateError, ModifyError, OpenError};
 
@@ -45,8 +45,10 @@ pub enum JoinError {
     Unreachable { reason: String },
     #[error("cannot create a queue pair")]
     Create(#[from] CreateError),
-    #[error("cannot connect a queue pair")]
-    Connect(#[from] ModifyError),
+    #[error(transparent)]
+    Connect(#[from] HandshakeError),
+    #[error("cannot prepare a queue pair")]
+    Modify(#[from] ModifyError),
     #[error(transparent)]
     Ring(#[from] WrongSize),
     #[error(transparent)]

@@ -2,6 +2,8 @@
 //!
 //! A descriptor that names what does not exist never becomes a work request.
 
+use nobounce::RemoteRegion;
+
 use crate::descriptor::{Action, Descriptor, Malformed, Place, Signal, Transfer};
 use crate::words::STRIDE;
 
@@ -17,17 +19,6 @@ pub struct LocalMemory {
     pub len: u64,
     /// The key of the registration.
     pub lkey: u32,
-}
-
-/// Memory of another rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteMemory {
-    /// The address in work requests.
-    pub addr: u64,
-    /// Bytes.
-    pub len: u64,
-    /// The key of the registration there.
-    pub rkey: u32,
 }
 
 /// Why a descriptor was not carried out.
@@ -74,9 +65,9 @@ pub struct Table {
 #[derive(Clone, Debug, Default)]
 pub struct RankTable {
     /// By handle.
-    pub memory: Vec<Option<RemoteMemory>>,
+    pub memory: Vec<Option<RemoteRegion>>,
     /// Its signals.
-    pub signals: Option<RemoteMemory>,
+    pub signals: Option<RemoteRegion>,
 }
 
 /// A checked data movement.
@@ -209,8 +200,8 @@ mod tests {
     use crate::descriptor::Counted;
 
     fn table() -> Table {
-        let memory = RemoteMemory { addr: 0x1000, len: 100, rkey: 7 };
-        let signals = RemoteMemory { addr: 0x9000, len: 4 * STRIDE as u64, rkey: 8 };
+        let memory = RemoteRegion { addr: 0x1000, len: 100, rkey: 7, closed: false };
+        let signals = RemoteRegion { addr: 0x9000, len: 4 * STRIDE as u64, rkey: 8, closed: false };
         let other = RankTable { memory: vec![None, Some(memory)], signals: Some(signals) };
         let local = LocalMemory { addr: 0x2000, len: 50, lkey: 9 };
         Table::new(vec![Some(local)], vec![RankTable::default(), other], 3)

@@ -1,12 +1,11 @@
 //! The ranks of a job, and what each of them needs: the symmetric heap, channels, and the proxy.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use nobounce::{Device, Region};
+use nobounce::{ConnectOptions, Device, Hello, QpHalf, Region, RemoteRegion};
 use nobounce_memory::gpu::{Gpu, GpuOptions};
 use nobounce_nic::any::Qp;
-use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, Qpn};
+use nobounce_nic::soft::{Access, QpAttr};
 use nobounce_nic::work::QpLimits;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +16,7 @@ use crate::parts::{Channel, Parts, Scratch};
 use crate::proxy::{Proxy, Report};
 use crate::rendezvous::{Rendezvous, RendezvousError};
 use crate::ring::Ring;
-use crate::table::{LocalMemory, RankTable, RemoteMemory, Table};
+use crate::table::{LocalMemory, RankTable, Table};
 use crate::thread::ProxyThread;
 use crate::words::{WordMemory, Words};
 
@@ -30,29 +29,10 @@ const SCRATCH: usize = 4096;
 /// What a rank tells the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Card {
-    addr: IpAddr,
-    lid: u16,
-    mtu: u32,
-    rd_atomic: u8,
-    /// Number and first PSN of the queue pair to each rank.
-    qps: Vec<(u32, u32)>,
-    heap: Remote,
-    signals: Remote,
-}
-
-/// Address, length, key.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Remote(u64, u64, u32);
-
-impl Remote {
-    fn of(region: &Region) -> Self {
-        let mr = region.mr();
-        Self(mr.addr(), mr.len(), mr.rkey())
-    }
-
-    fn memory(self) -> RemoteMemory {
-        RemoteMemory { addr: self.0, len: self.1, rkey: self.2 }
-    }
+    /// Its device, with a queue pair for each rank.
+    hello: Hello,
+    heap: RemoteRegion,
+    signals: RemoteRegion,
 }
 
 /// Waits for the kernels of this process, as freeing memory by CUDA does.
@@ -117,15 +97,8 @@ impl World {
             Ok(qp)
         });
         let qps: Vec<Qp> = qps.collect::<Result<_, JoinError>>()?;
-        let ours = Card {
-            addr: device.nic().local(),
-            lid: device.nic().lid(),
-            mtu: device.nic().max_mtu().bytes(),
-            rd_atomic: device.nic().max_rd_atomic().min(16),
-            qps: qps.iter().map(|qp| (qp.qpn().get(), random_psn())).collect(),
-            heap: Remote::of(&heap),
-            signals: Remote::of(&signals),
-        };
+        let hello = Hello::of(device.nic(), None, qps.iter().map(QpHalf::of).collect());
+        let ours = Card { hello, heap: heap.remote(), signals: signals.remote() };
         let cards = exchange(&mut rendezvous, &ours)?;
         connect(&qps, &ours, &cards, options.rank)?;
         // Nothing is sent before all are ready to receive.
@@ -133,10 +106,9 @@ impl World {
         let rendezvous = rendezvous.without_limit()?;
 
         let local = LocalMemory { addr: heap.addr(), len: heap.len() as u64, lkey: heap.mr().lkey() };
-        let tables = cards.iter().map(|card| RankTable {
-            memory: vec![None, Some(card.heap.memory())],
-            signals: Some(card.signals.memory()),
-        });
+        let tables = cards
+            .iter()
+            .map(|card| RankTable { memory: vec![None, Some(card.heap)], signals: Some(card.signals) });
         let table = Table::new(vec![None, Some(local)], tables.collect(), control.counters_of_channel());
         let table = table.with_max_message(device.nic().max_message());
         let channels = (0..options.channels).map(|number| {
@@ -273,11 +245,12 @@ fn exchange(rendezvous: &mut Rendezvous, ours: &Card) -> Result<Vec<Card>, JoinE
     let count = all.len();
     let parse = |(bytes, rank): (Vec<u8>, u32)| {
         let card: Card = postcard::from_bytes(&bytes).map_err(|error| malformed(rank, &error))?;
-        if card.qps.len() != count {
+        card.hello.check().map_err(|error| malformed(rank, &error))?;
+        if card.hello.qps.len() != count {
             return Err(malformed(rank, &"another number of ranks"));
         }
-        if card.heap.1 != ours.heap.1 {
-            return Err(JoinError::Heaps { rank, ours: ours.heap.1, theirs: card.heap.1 });
+        if card.heap.len != ours.heap.len {
+            return Err(JoinError::Heaps { rank, ours: ours.heap.len, theirs: card.heap.len });
         }
         Ok(card)
     };
@@ -285,23 +258,11 @@ fn exchange(rendezvous: &mut Rendezvous, ours: &Card) -> Result<Vec<Card>, JoinE
 }
 
 fn connect(qps: &[Qp], ours: &Card, cards: &[Card], rank: u32) -> Result<(), JoinError> {
-    for ((qp, card), &(_, our_psn)) in qps.iter().zip(cards).zip(&ours.qps) {
-        let (qpn, psn) = card.qps.get(rank as usize).copied().unwrap_or_default();
-        let mtu = Mtu::at_most(card.mtu.min(ours.mtu)).unwrap_or(Mtu::Mtu256);
-        let to_rtr = QpAttr::to_rtr(card.addr, Qpn::new(qpn), Psn::new(psn), mtu);
-        qp.modify(&QpAttr { max_dest_rd_atomic: ours.rd_atomic, ..to_rtr }, card.lid)?;
-        let to_rts = QpAttr {
-            timeout: ACK_TIMEOUT,
-            max_rd_atomic: ours.rd_atomic.min(card.rd_atomic),
-            ..QpAttr::to_rts(Psn::new(our_psn))
-        };
-        qp.modify(&to_rts, card.lid)?;
+    let options = ConnectOptions { ack_timeout: ACK_TIMEOUT, ..ConnectOptions::default() };
+    for ((qp, card), half) in qps.iter().zip(cards).zip(&ours.hello.qps) {
+        let theirs = Hello { mtu: card.hello.mtu.min(ours.hello.mtu), ..card.hello.clone() };
+        let to = theirs.qps[rank as usize]; // as many as there are ranks
+        options.raise(qp, (*half, ours.hello.max_rd_atomic), to, &theirs)?;
     }
     Ok(())
-}
-
-/// As for other connections: packets of an earlier one do not match.
-fn random_psn() -> u32 {
-    use std::hash::{BuildHasher, RandomState};
-    Psn::of(RandomState::new().hash_one(0_u8)).get()
 }

@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use nobounce::RemoteRegion;
 use nobounce_initiated::descriptor::{Action, Counted, Descriptor, OWNER, Place, Signal, Transfer};
 use nobounce_initiated::parts::{Channel, Parts, Scratch};
 use nobounce_initiated::proxy::Proxy;
 use nobounce_initiated::ring::Ring;
-use nobounce_initiated::table::{LocalMemory, RankTable, Refusal, RemoteMemory, Table};
+use nobounce_initiated::table::{LocalMemory, RankTable, Refusal, Table};
 use nobounce_initiated::thread::ProxyThread;
 use nobounce_initiated::words::{ERROR, STRIDE, WordMemory, Words};
 use nobounce_memory::{HostBuffer, Window};
@@ -87,7 +88,8 @@ impl Rank {
     }
 
     fn table(&self) -> RankTable {
-        let remote = |mr: &Mr| RemoteMemory { addr: mr.addr(), len: mr.len(), rkey: mr.rkey() };
+        let remote =
+            |mr: &Mr| RemoteRegion { addr: mr.addr(), len: mr.len(), rkey: mr.rkey(), closed: false };
         RankTable { memory: vec![None, Some(remote(&self.memory.1))], signals: Some(remote(&self.signals.1)) }
     }
 

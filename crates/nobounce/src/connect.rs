@@ -1,6 +1,5 @@
 //! The connecting side, and the setup of queue pairs that both sides share.
 
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -13,9 +12,6 @@ use crate::connection::Connection;
 use crate::control::ControlChannel;
 use crate::device::Device;
 use crate::handshake::{self, HandshakeError, Hello, MAX_QPS, QpHalf};
-
-/// Outstanding READs and atomics per queue pair, in each direction.
-const MAX_RD_ATOMIC: u8 = 16;
 
 /// How to connect. The defaults suit most.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,7 +174,7 @@ impl Lanes {
         let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
         let limits = QpLimits { send_depth: options.depth, recv_depth: options.depth, ..QpLimits::default() };
         let channel = device.nic().create_channel().map_err(|error| failed(&error))?;
-        let rd_atomic = MAX_RD_ATOMIC.min(device.nic().max_rd_atomic());
+        let rd_atomic = Hello::of(device.nic(), None, Vec::new()).max_rd_atomic;
         // Room for everything that can be posted, so the queue cannot overflow.
         let depth = options.depth.saturating_mul(2).saturating_mul(count);
         let cq = device.nic().create_cq(depth, Some(&channel)).map_err(|error| failed(&error))?;
@@ -192,47 +188,50 @@ impl Lanes {
         for _ in 0..count {
             let qp = device.pd().create_qp(&lanes.cq, &lanes.cq, limits).map_err(|error| failed(&error))?;
             qp.modify(&QpAttr::to_init(Access::all()), 0).map_err(|error| failed(&error))?;
-            lanes.halves.push(QpHalf { qpn: qp.qpn().get(), psn: random_psn().get() });
+            lanes.halves.push(QpHalf::of(&qp));
             lanes.qps.push(qp);
         }
         Ok(lanes)
     }
 
     pub(crate) fn hello(&self, device: &Device, options: &ConnectOptions) -> Hello {
-        let most = device.nic().max_mtu();
-        let mtu = options.mtu.map_or(most, |mtu| mtu.min(most));
-        Hello {
-            addr: device.nic().local(),
-            lid: device.nic().lid(),
-            mtu: mtu.bytes(),
-            max_rd_atomic: MAX_RD_ATOMIC.min(device.nic().max_rd_atomic()),
-            qps: self.halves.clone(),
-        }
+        Hello::of(device.nic(), options.mtu, self.halves.clone())
     }
 
     /// Moves them to RTR and RTS, each towards its counterpart. `theirs.mtu` is the agreed MTU.
     pub(crate) fn raise(&mut self, options: &ConnectOptions, theirs: &Hello) -> Result<(), HandshakeError> {
-        let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
-        let mtu = Mtu::from_bytes(theirs.mtu).ok_or(HandshakeError::Malformed { what: "invalid MTU" })?;
-        for ((qp, ours), theirs_qp) in self.qps.iter().zip(&self.halves).zip(&theirs.qps) {
-            let to_rtr = QpAttr::to_rtr(theirs.addr, Qpn::new(theirs_qp.qpn), Psn::new(theirs_qp.psn), mtu);
-            let to_rtr = QpAttr { max_dest_rd_atomic: self.rd_atomic, ..to_rtr };
-            qp.modify(&to_rtr, theirs.lid).map_err(|error| failed(&error))?;
-            let to_rts = QpAttr {
-                timeout: options.ack_timeout,
-                retry_cnt: options.retries,
-                rnr_retry: options.rnr_retries,
-                max_rd_atomic: self.rd_atomic.min(theirs.max_rd_atomic),
-                ..QpAttr::to_rts(Psn::new(ours.psn))
-            };
-            qp.modify(&to_rts, theirs.lid).map_err(|error| failed(&error))?;
+        for ((qp, ours), to) in self.qps.iter().zip(&self.halves).zip(&theirs.qps) {
+            options.raise(qp, (*ours, self.rd_atomic), *to, theirs)?;
         }
         Ok(())
     }
 }
 
-/// Unpredictable enough that a packet of an earlier connection or a forged one does not match. The
-/// standard library's hash keys come from the kernel.
-fn random_psn() -> Psn {
-    Psn::of(RandomState::new().hash_one(0_u8))
+impl ConnectOptions {
+    /// Moves a queue pair to RTR and RTS, towards `to` of the device that said `theirs`. `theirs.mtu` is
+    /// the agreed MTU. Ours has so many READs and atomics outstanding.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub fn raise(
+        &self,
+        qp: &Qp,
+        (ours, rd_atomic): (QpHalf, u8),
+        to: QpHalf,
+        theirs: &Hello,
+    ) -> Result<(), HandshakeError> {
+        let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
+        let mtu = Mtu::from_bytes(theirs.mtu).ok_or(HandshakeError::Malformed { what: "invalid MTU" })?;
+        let to_rtr = QpAttr::to_rtr(theirs.addr, Qpn::new(to.qpn), Psn::new(to.psn), mtu);
+        let to_rtr = QpAttr { max_dest_rd_atomic: rd_atomic, ..to_rtr };
+        qp.modify(&to_rtr, theirs.lid).map_err(|error| failed(&error))?;
+        let to_rts = QpAttr {
+            timeout: self.ack_timeout,
+            retry_cnt: self.retries,
+            rnr_retry: self.rnr_retries,
+            max_rd_atomic: rd_atomic.min(theirs.max_rd_atomic),
+            ..QpAttr::to_rts(Psn::new(ours.psn))
+        };
+        qp.modify(&to_rts, theirs.lid).map_err(|error| failed(&error))
+    }
 }

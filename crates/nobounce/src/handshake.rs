@@ -10,11 +10,12 @@
 //! 4-byte length prefix. The listening side answers a wrong version with its own preamble, so that
 //! both ends can report the mismatch.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use nobounce_nic::any;
+use nobounce_nic::any::{self, Qp};
 use nobounce_nic::soft::{Mtu, Psn, QpAttr, Qpn};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,8 @@ pub const HANDSHAKE_VERSION: u32 = 3;
 /// Most queue pairs of one connection.
 pub const MAX_QPS: usize = 4096;
 
+/// READs and atomics that a queue pair has outstanding, in each direction.
+const MAX_RD_ATOMIC: u8 = 16;
 const MAGIC: [u8; 8] = *b"nobounce";
 /// The longest handshake frame: bounds the memory for an unauthenticated client. 4096 queue pairs
 /// need half of it.
@@ -129,28 +132,54 @@ impl HandshakeError {
 
 /// One end's half of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct QpHalf {
-    pub(crate) qpn: u32,
-    pub(crate) psn: u32,
+pub struct QpHalf {
+    /// Its number.
+    pub qpn: u32,
+    /// The first sequence number that it sends.
+    pub psn: u32,
+}
+
+impl QpHalf {
+    /// Of a queue pair, with a random sequence number: a packet of an earlier connection or a forged one
+    /// does not match. The standard library's hash keys come from the kernel.
+    pub fn of(qp: &Qp) -> Self {
+        Self { qpn: qp.qpn().get(), psn: Psn::of(RandomState::new().hash_one(0_u8)).get() }
+    }
 }
 
 /// The offer of one end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hello {
+pub struct Hello {
     /// The address of the device.
-    pub(crate) addr: IpAddr,
+    pub addr: IpAddr,
     /// Its local identifier on an InfiniBand subnet; 0 on Ethernet.
-    pub(crate) lid: u16,
+    pub lid: u16,
     /// The largest path MTU, in bytes.
-    pub(crate) mtu: u32,
+    pub mtu: u32,
     /// READs and atomics that it answers concurrently, per queue pair.
-    pub(crate) max_rd_atomic: u8,
-    pub(crate) qps: Vec<QpHalf>,
+    pub max_rd_atomic: u8,
+    /// Its queue pairs.
+    pub qps: Vec<QpHalf>,
 }
 
 impl Hello {
+    /// What a device offers for these queue pairs.
+    pub fn of(device: &any::Device, mtu: Option<Mtu>, qps: Vec<QpHalf>) -> Self {
+        let most = device.max_mtu();
+        Self {
+            addr: device.local(),
+            lid: device.lid(),
+            mtu: mtu.map_or(most, |mtu| mtu.min(most)).bytes(),
+            max_rd_atomic: MAX_RD_ATOMIC.min(device.max_rd_atomic()),
+            qps,
+        }
+    }
+
     /// Rules for every offer. An invalid one is refused before any resource is allocated for it.
-    pub(crate) fn check(&self) -> Result<(), HandshakeError> {
+    ///
+    /// # Errors
+    /// It is malformed.
+    pub fn check(&self) -> Result<(), HandshakeError> {
         let malformed = |what| Err(HandshakeError::Malformed { what });
         if self.qps.is_empty() || self.qps.len() > MAX_QPS {
             return malformed("number of queue pairs not in 1..=4096");

@@ -100,7 +100,7 @@ pub use choose::{AUTO, DeviceChoice};
 pub use connect::{ConnectError, ConnectOptions};
 pub use connection::Connection;
 pub use device::Device;
-pub use handshake::{HANDSHAKE_VERSION, HandshakeError, MAX_QPS};
+pub use handshake::{HANDSHAKE_VERSION, HandshakeError, Hello, MAX_QPS, QpHalf};
 pub use lane::{Lane, PostError};
 pub use listener::{AcceptError, ListenError, Listener};
 pub use message::MessageError;
