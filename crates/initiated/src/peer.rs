@@ -1,18 +1,12 @@
 //! A rank: the queue pair to it, and the work requests that are posted to it.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
 use nobounce_nic::any::Qp;
-use nobounce_nic::soft::Remote;
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge};
 
 use crate::descriptor::Counted;
 use crate::parts::MAX_REQUESTS;
-
-/// Interval of probes of a silent rank. With the retries of a queue pair, a rank that is gone is
-/// noticed within a second.
-pub(crate) const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 /// The bits of a completion's number that are the number of its request. Above them is the rank.
 const NUMBER_BITS: u32 = 48;
@@ -92,7 +86,6 @@ pub(crate) struct Peer {
     /// Descriptors that wait for the completion of a request, in order of their requests.
     waiting: VecDeque<Waiting>,
     pub(crate) failure: Option<String>,
-    next_probe: Instant,
     /// Channels with a refused descriptor to this rank since their last flush: that fails.
     pub(crate) refused: Vec<bool>,
 }
@@ -111,7 +104,6 @@ impl Peer {
             last_read: 0,
             waiting: VecDeque::new(),
             failure: failure.map(|error| error.to_string()),
-            next_probe: Instant::now() + PROBE_EVERY,
             refused: vec![false; channels],
         }
     }
@@ -166,19 +158,6 @@ impl Peer {
             self.failure.get_or_insert_with(|| error.to_string());
         }
         self.queued.clear();
-    }
-
-    /// Writes nothing to a rank that has been silent. Kernels may wait for signals of a rank to which
-    /// nothing is posted, and must learn that it is gone.
-    pub(crate) fn probe(&mut self, now: Instant, place: Option<Remote>) {
-        if self.failure.is_some() || self.is_waiting() || now < self.next_probe {
-            return;
-        }
-        self.next_probe = now + PROBE_EVERY;
-        if let Some(place) = place {
-            self.queue(Operation::Write(place), Source::None);
-            self.post();
-        }
     }
 
     /// Requests up to this one are complete.

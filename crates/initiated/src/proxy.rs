@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nobounce_memory::AccessError;
 use nobounce_nic::any::{Cq, CqError};
@@ -17,6 +17,9 @@ use crate::words::{STRIDE, WordMemory, Words};
 
 /// Descriptors taken from a ring before the next ring and the completions have their turn.
 const BATCH: usize = 32;
+
+/// Interval of probes. With the retries of a queue pair, a rank that is gone is noticed within a second.
+pub(crate) const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 /// Words of status: the rank cannot be reached; the proxy has ended.
 const LOST: u64 = 1;
@@ -65,6 +68,7 @@ pub struct Proxy {
     rank: usize,
     /// The channel that is served first.
     first: usize,
+    next_probe: Instant,
     channels: Vec<Channel>,
     /// A descriptor of each channel that found no room in a send queue.
     held: Vec<Option<[u64; WORDS]>>,
@@ -92,6 +96,7 @@ impl Proxy {
         let mut proxy = Self {
             rank,
             first: 0,
+            next_probe: Instant::now() + PROBE_EVERY,
             held: channels.iter().map(|_| None).collect(),
             channels,
             peers: qps.into_iter().enumerate().map(peer).collect(),
@@ -146,13 +151,20 @@ impl Proxy {
         for step in 0..count {
             is_busy |= self.serve((self.first + step) % count)?;
         }
+        if is_busy {
+            self.post_queued()?;
+        }
         let mut completions = std::mem::take(&mut self.completions);
         self.cq.poll_awake(&mut completions, 64)?;
         for completion in completions.drain(..) {
             is_busy |= self.complete(&completion)?;
         }
         self.completions = completions;
-        self.probe()?;
+        let now = Instant::now();
+        if now >= self.next_probe {
+            self.next_probe = now + PROBE_EVERY;
+            self.probe()?;
+        }
         Ok(match is_busy {
             true => Turn::Busy,
             false if self.peers.iter().any(Peer::is_waiting) => Turn::Waiting,
@@ -160,20 +172,19 @@ impl Proxy {
         })
     }
 
-    /// Looks whether silent ranks are there, also while there is much to do with others.
+    /// Writes nothing to ranks without outstanding requests. Kernels may wait for signals of a rank to
+    /// which nothing is posted, and must learn that it is gone.
     fn probe(&mut self) -> Result<(), ProxyError> {
-        let now = Instant::now();
-        let rank = self.rank;
-        for at in (0..self.peers.len()).filter(|at| *at != rank) {
-            let peer = &mut self.peers[at];
-            if peer.failure.is_none() {
-                peer.probe(now, self.table.any_place(at).map(remote));
-                if peer.failure.is_some() {
-                    self.lose(at)?;
-                }
+        for (at, peer) in self.peers.iter_mut().enumerate() {
+            if at != self.rank
+                && peer.failure.is_none()
+                && !peer.is_waiting()
+                && let Some(place) = self.table.any_place(at)
+            {
+                peer.queue(Operation::Write(remote(place)), Source::None);
             }
         }
-        Ok(())
+        self.post_queued()
     }
 
     fn serve(&mut self, channel: usize) -> Result<bool, ProxyError> {
@@ -192,7 +203,6 @@ impl Proxy {
             }
             count += 1;
         }
-        self.post_queued()?;
         let Channel { ring, consumed, .. } = &mut self.channels[channel];
         // What is held has left the ring.
         if consumed.get(0) != ring.taken() {
@@ -206,10 +216,11 @@ impl Proxy {
     fn post_queued(&mut self) -> Result<(), ProxyError> {
         for at in 0..self.peers.len() {
             let peer = &mut self.peers[at];
-            let was_lost = peer.failure.is_some();
-            peer.post();
-            if !was_lost && peer.failure.is_some() {
-                self.lose(at)?;
+            if peer.failure.is_none() {
+                peer.post();
+                if peer.failure.is_some() {
+                    self.lose(at)?;
+                }
             }
         }
         Ok(())

@@ -51,18 +51,6 @@ impl WordMemory {
         memory.window().ok_or(AccessError::Faulted { address: memory.addr() })
     }
 
-    /// Bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     fn check(&self, at: usize) -> Result<usize, AccessError> {
         let inside = at.checked_add(8).is_some_and(|end| end <= self.len);
         inside.then_some(self.offset + at).ok_or(AccessError::OutOfBounds {
@@ -111,7 +99,7 @@ impl Words {
     /// As many as the memory has room for, all 0.
     #[must_use]
     pub fn new(memory: WordMemory) -> Self {
-        let words = Self { values: vec![0; memory.len() / STRIDE], memory };
+        let words = Self { values: vec![0; memory.len / STRIDE], memory };
         // A store that fails shows in the next one.
         (0..words.values.len()).for_each(|index| _ = words.write_back(index));
         words
