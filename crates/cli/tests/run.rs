@@ -6,6 +6,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use nobounce_dropin::testing::built_library;
+
 /// A drop-in folder with the real preload library and no verbs library behind its name, and a place
 /// for temporary files.
 struct Rig {
@@ -61,14 +63,7 @@ impl Drop for Rig {
 }
 
 fn preload() -> PathBuf {
-    let name = "libnobounce_paths.so";
-    let test = std::env::current_exe().expect("a test has an executable");
-    test.ancestors()
-        .skip(1)
-        .take(2)
-        .flat_map(|folder| [folder.join(name), folder.join("deps").join(name)])
-        .find(|path| path.exists())
-        .expect("a dev-dependency on nobounce-paths builds it")
+    built_library("libnobounce_paths.so")
 }
 
 fn send(child: &Child, signal: &str) {

@@ -5,3 +5,5 @@ pub mod entry;
 pub mod log;
 pub mod notice;
 pub mod reserve;
+#[cfg(feature = "testing")]
+pub mod testing;

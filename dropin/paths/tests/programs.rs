@@ -5,15 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use nobounce_dropin::testing::built_library;
+
 fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("a test has an executable");
-    let name = "libnobounce_paths.so";
-    test.ancestors()
-        .skip(1)
-        .take(2)
-        .flat_map(|folder| [folder.join(name), folder.join("deps").join(name)])
-        .find(|path| path.exists())
-        .expect("cargo builds the library before its tests")
+    built_library("libnobounce_paths.so")
 }
 
 struct View(PathBuf);

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nobounce_dropin::testing::built_library;
+
 /// Handle types in the driver's calls: device memory without one, with the descriptor, with
 /// a fabric handle; and host memory.
 const EXPORTABLE: &str = "asked 1 of 1\nasked 1 of 1\nasked 9 of 1\nasked 0 of 2\n";
@@ -17,14 +19,7 @@ const OLD: &str = "-DOLD=\"GLIBC_2.2.5\"";
 const OLD: &str = "-DOLD=\"GLIBC_2.17\"";
 
 fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("a test has an executable");
-    let name = "libnobounce_vmm.so";
-    test.ancestors()
-        .skip(1)
-        .take(2)
-        .flat_map(|folder| [folder.join(name), folder.join("deps").join(name)])
-        .find(|path| path.exists())
-        .expect("cargo builds the library before its tests")
+    built_library("libnobounce_vmm.so")
 }
 
 struct Programs(PathBuf);

@@ -3,15 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The library that cargo has built beside this test.
+use nobounce_dropin::testing::built_library;
+
 fn library() -> PathBuf {
-    let beside = std::env::current_exe().unwrap();
-    let built = beside.parent().unwrap().join("libnobounce_world.so");
-    if built.exists() {
-        built
-    } else {
-        beside.parent().unwrap().parent().unwrap().join("libnobounce_world.so")
-    }
+    built_library("libnobounce_world.so")
 }
 
 #[test]
