@@ -6,10 +6,10 @@ NVRTC comes from pip (cached below the target folder); exit 77 with the reason w
 import ctypes
 import glob
 import os
-import subprocess
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from from_pip import ROOT, installed
+
 HEADER = os.path.join(ROOT, "crates/initiated/include/nobounce.cuh")
 # Volta lacks nothing that the header uses, but CUDA 13 does not compile for it any more.
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
@@ -40,16 +40,8 @@ extern "C" __global__ void every_operation(Channel *channel, u32 rank, u64 round
 
 
 def nvrtc():
-    target = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
-    folder = os.path.join(target, "clients", "nvrtc")
-    pattern = os.path.join(folder, "nvidia/**/libnvrtc.so.*")
-    if not glob.glob(pattern, recursive=True):
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, "nvidia-cuda-nvrtc"]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        if ran.returncode != 0:
-            print(f"waived: {' '.join(command[2:5])}: {ran.stderr.strip().splitlines()[-1:]}")
-            sys.exit(77)
-    return ctypes.CDLL(sorted(glob.glob(pattern, recursive=True))[0])
+    folder = installed("nvrtc", ["nvidia-cuda-nvrtc"])
+    return ctypes.CDLL(sorted(glob.glob(os.path.join(folder, "nvidia/**/libnvrtc.so.*"), recursive=True))[0])
 
 
 def compiled(library, architecture, header):

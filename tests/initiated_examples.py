@@ -8,23 +8,10 @@ import subprocess
 import sys
 import types
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from from_pip import ROOT, installed
+
 EXAMPLES = os.path.join(ROOT, "examples", "gpu-initiated")
 CUDA = [f"nvidia-cuda-{part}==13.0.*" for part in ("nvcc", "crt", "runtime", "cccl")] + ["nvidia-nvvm==13.0.*"]
-
-
-def installed(name, packages):
-    folder = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "clients", name)
-    done = os.path.join(folder, ".complete")
-    if not os.path.exists(done):
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *packages]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=400)
-        if ran.returncode != 0:
-            print(f"waived: pip install {packages[0]}: {ran.stderr.strip().splitlines()[-1:]}")
-            sys.exit(77)
-        with open(done, "w"):
-            pass
-    return folder
 
 
 def compile_cuda():

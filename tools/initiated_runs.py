@@ -7,13 +7,15 @@ import shutil
 import sys
 import sysconfig
 
+from nccl_runs import MPIRUN
+
 BENCH_LIMIT, EXAMPLES_LIMIT, GIN_LIMIT = 120, 200, 80
 RIGHT = "^all examples are right$"
 # NCCL's own program: every rank is another host, on one GPU. Its last column but one is the number of wrong values.
 GIN = "alltoall_perf"
 GIN_ROW = re.compile(r"^\s+(\d+)\s+\d+\s+float\s+none\s+-1\s+([\d.]+)\s+[\d.]+\s+[\d.]+\s+(\d+)\s", re.M)
 RANK = "export NCCL_TESTS_DEVICE=0 NCCL_HOSTID=$OMPI_COMM_WORLD_RANK; exec \"$0\" \"$@\""
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2", "--mca", "btl", "tcp,self", "bash", "-c", RANK]
+RANKS = [*MPIRUN, "bash", "-c", RANK]
 
 
 def programs(here, out):
@@ -41,10 +43,10 @@ def gin_runs(here):
     """[(name, command)]: by kernels over both links, and by the host over NCCL's sockets."""
     program = [os.path.join(here, "programs", GIN), "-b", "256", "-e", "16M", "-f", "16", "-n", "20", "-w", "5", "-g", "1"]
     nobounce = os.path.join(here, "bin", "nobounce")
-    found = [("sockets, from the host", ["env", "NCCL_NET=Socket", "NCCL_GIN_ENABLE=0", *MPIRUN, *program])]
+    found = [("sockets, from the host", ["env", "NCCL_NET=Socket", "NCCL_GIN_ENABLE=0", *RANKS, *program])]
     for link in ("shm", "udp"):
         for kind in ("3", "4"):
-            found.append((f"{link}, -D {kind}", [nobounce, "run", "--link", link, "--require", "direct", "--", *MPIRUN, *program, "-R", "2", "-D", kind]))
+            found.append((f"{link}, -D {kind}", [nobounce, "run", "--link", link, "--require", "direct", "--", *RANKS, *program, "-R", "2", "-D", kind]))
     return found
 
 
