@@ -58,7 +58,8 @@ impl ProxyThread {
             let (mut last, mut ends) = (Instant::now(), None);
             loop {
                 let is_stopping = stopping.load(Ordering::Relaxed);
-                if is_stopping && Instant::now() > *ends.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT) {
+                if is_stopping && Instant::now() > *ends.get_or_insert_with(|| Instant::now() + DRAIN_TIMEOUT)
+                {
                     return;
                 }
                 match proxy.turn() {

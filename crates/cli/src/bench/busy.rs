@@ -52,7 +52,7 @@ pub(crate) fn spin() -> anyhow::Result<()> {
 }
 
 /// CPU seconds of this process so far.
-pub(super) fn cpu_seconds() -> f64 {
+pub(crate) fn cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to one live timespec, which the call fills.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };

@@ -36,7 +36,7 @@ mod gpu_summary;
 mod gpu_visible;
 pub(crate) mod machine;
 mod measure;
-mod model;
+pub(crate) mod model;
 mod own_time;
 mod passes;
 pub(crate) mod peer;
@@ -195,9 +195,13 @@ fn device_of(plan: &Plan) -> PeerArgs {
 /// address would disturb the measurement.
 fn own_loopback(plan: &Plan) -> Option<String> {
     let is_ours = plan.ends == Ends::Here && plan.devices.are_none();
+    is_ours.then(free_loopback).flatten()
+}
+
+/// The loopback address that belongs to this process, unless the user has chosen an address.
+pub(crate) fn free_loopback() -> Option<String> {
     let [.., high, middle, low] = std::process::id().to_be_bytes();
-    (is_ours && std::env::var_os("NOBOUNCE_ADDR").is_none())
-        .then(|| format!("127.{}.{middle}.{low}", 64 + high % 64))
+    std::env::var_os("NOBOUNCE_ADDR").is_none().then(|| format!("127.{}.{middle}.{low}", 64 + high % 64))
 }
 
 /// The [`Measure`] implementation for this plan.
@@ -398,7 +402,7 @@ pub(crate) fn writable(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn save(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+pub(crate) fn save(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 

@@ -20,10 +20,10 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, bail};
 
 use self::figures::{LinkFigures, Report, SCHEMA};
-use crate::bench::Verdict;
 use crate::bench::args::BenchArgs;
 use crate::bench::gpu_mps::Mps;
 use crate::bench::machine::{self, Machine};
+use crate::bench::{self, Verdict};
 
 const LINK: &str = "NOBOUNCE_LINK";
 const ADDR: &str = "NOBOUNCE_ADDR";
@@ -54,7 +54,7 @@ fn serve(rank: u32, meet: SocketAddr, gpu: i32) -> anyhow::Result<()> {
 
 fn compare(args: &BenchArgs, gpu: i32) -> anyhow::Result<()> {
     for path in [&args.json, &args.plot].into_iter().flatten() {
-        crate::bench::writable(path)?;
+        bench::writable(path)?;
     }
     let started = machine::timestamp();
     // Before any process uses the GPU.
@@ -79,11 +79,10 @@ fn compare(args: &BenchArgs, gpu: i32) -> anyhow::Result<()> {
         .context("cannot print the results")?;
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&report)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        bench::save(path, text.as_bytes())?;
     }
     if let Some(path) = &args.plot {
-        std::fs::write(path, plot::svg(&report)?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        bench::save(path, plot::svg(&report)?.as_bytes())?;
     }
     Ok(())
 }
@@ -139,10 +138,8 @@ fn start(rank: u32, link: &str, meet: SocketAddr, gpu: i32) -> anyhow::Result<Ra
         .env(LINK, link)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    if std::env::var_os(ADDR).is_none() {
-        // Not the address of other programs' devices.
-        let [.., high, middle, low] = std::process::id().to_be_bytes();
-        command.env(ADDR, format!("127.{}.{middle}.{low}", 64 + high % 64));
+    if let Some(address) = bench::free_loopback() {
+        command.env(ADDR, address);
     }
     command.spawn().map(Rank).with_context(|| format!("cannot start rank {rank}"))
 }

@@ -13,6 +13,8 @@ use nobounce_initiated::world::World;
 use super::figures::{Bandwidth, Idle, Latency, LinkFigures, Rate};
 use super::kernels::{Kernels, MAX_ROUNDS, Moved};
 use super::table::size;
+use crate::bench::busy::cpu_seconds;
+use crate::bench::model::float;
 use crate::bench::stats::Percentiles;
 
 const HEAP: usize = 128 << 20;
@@ -225,18 +227,18 @@ impl Rank {
     }
 
     fn idle(&mut self) -> anyhow::Result<Idle> {
-        let (mut longest, mut cpu) = (0, Duration::ZERO);
+        let (mut longest, mut cpu) = (0, 0.0);
         for pause in 0..PAUSES {
             self.world.barrier()?;
             std::thread::sleep(PAUSE / 10);
-            let before = cpu_time();
+            let before = cpu_seconds();
             std::thread::sleep(PAUSE);
-            cpu += cpu_time().saturating_sub(before);
+            cpu += cpu_seconds() - before;
             if self.is_first() {
                 longest = longest.max(self.kernels.one_put(self.channel, self.peer, pause.into())?);
             }
         }
-        let cpu_percent = cpu.as_secs_f64() / (PAUSE * PAUSES).as_secs_f64() * 100.0;
+        let cpu_percent = cpu / (PAUSE * PAUSES).as_secs_f64() * 100.0;
         Ok(Idle { cpu_percent, first_put_us: float(longest) / 1e3, pauses: PAUSES })
     }
 
@@ -272,17 +274,4 @@ fn rounds_within(time: Duration, ns_each: u64) -> u64 {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1)
-}
-
-#[allow(clippy::cast_precision_loss)]
-fn float(number: u64) -> f64 {
-    number as f64
-}
-
-/// CPU time of this process.
-fn cpu_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one structure.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
