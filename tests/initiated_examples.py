@@ -19,7 +19,7 @@ def compile_cuda():
     for program in ("nvcc", "cudafe++", "ptxas", "fatbinary"):
         os.chmod(os.path.join(folder, "bin", program), 0o755)
     os.chmod(os.path.join(folder, "nvvm", "bin", "cicc"), 0o755)
-    command = [sys.executable, os.path.join(EXAMPLES, "run"), "--compile", "--only", "all_reduce", "--only", "halo", "--arch", "sm_90"]
+    command = [sys.executable, os.path.join(EXAMPLES, "run"), "--compile", "--only", "all_reduce", "--only", "halo", "--only", "moe", "--arch", "sm_90"]
     subprocess.run([*command, "--nvcc", os.path.join(folder, "bin", "nvcc")], check=True)
 
 
