@@ -9,7 +9,7 @@ import sysconfig
 
 from nccl_runs import MPIRUN
 
-BENCH_LIMIT, EXAMPLES_LIMIT, GIN_LIMIT = 120, 200, 80
+BENCH_LIMIT, EXAMPLES_LIMIT, NCCL_LIMIT, GIN_LIMIT = 120, 200, 150, 80
 RIGHT = "^all examples are right$"
 # NCCL's own program: every rank is another host, on one GPU. Its last column but one is the number of wrong values.
 GIN = "alltoall_perf"
@@ -23,7 +23,13 @@ def programs(here, out):
     bench = [os.path.join(here, "bin", "nobounce"), "bench", "--gpu-initiated", "--json", f"{out}/gpu-initiated.json", "--plot", f"{out}/gpu-initiated.svg"]
     sources, library = os.path.join(here, "sources", "initiated"), os.path.join(here, "bin", "dropin")
     examples = [sys.executable, os.path.join(sources, "run"), "--include", sources, "--library", library]
-    return (("initiated: speed", bench, BENCH_LIMIT, r"^over udp; symmetric heap: in direct"), ("initiated: examples", examples, EXAMPLES_LIMIT, RIGHT))
+    found = [("initiated: speed", bench, BENCH_LIMIT, r"^over udp; symmetric heap: in direct"), ("initiated: examples", examples, EXAMPLES_LIMIT, RIGHT)]
+    # Where NCCL's headers are: the same work by NCCL's calls from the host.
+    nccl = os.path.join(sysconfig.get_paths()["purelib"], "nvidia", "nccl")
+    if os.path.exists(os.path.join(nccl, "include", "nccl.h")):
+        compare = [*examples, "--nccl", nccl, "--nobounce", os.path.join(here, "bin", "nobounce")]
+        found.append(("initiated: against NCCL", compare, NCCL_LIMIT, RIGHT))
+    return found
 
 
 def gin_missing(here):

@@ -128,7 +128,7 @@ int main(int count, char **arguments) {
         }
         is_right &= wrong == 0;
         if (rank == 0)
-            printf("all-reduce %8zu bytes: %8.2f us, %u wrong\n", plan.words * sizeof(float), best, wrong);
+            printf("rank 0: all-reduce of %zu bytes: %.2f us, %u wrong\n", plan.words * sizeof(float), best, wrong);
         CHECK(cudaFree(device));
         leave(world, is_right);
     }
