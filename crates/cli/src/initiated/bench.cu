@@ -50,6 +50,27 @@ extern "C" __global__ void values(Channel *channel, u64 stride, u64 peer, u64 co
     times[2 * blockIdx.x + 1] = failed;
 }
 
+// The same with signals: block b adds 1 to signal `first` + b of the peer.
+extern "C" __global__ void signals(Channel *channel, u64 stride, u64 peer, u64 count, u64 first, u64 *times) {
+    if (channel == nullptr || threadIdx.x != 0)
+        return;
+    channel = (Channel *)((u8 *)channel + blockIdx.x * stride);
+    u64 began = now_ns();
+    for (u64 number = 0; number < count; number++)
+        signal_add(channel, (u32)peer, (u16)(first + blockIdx.x), 1);
+    bool failed = flush(channel, (u32)peer) != Status::ok;
+    times[2 * blockIdx.x] = now_ns() - began;
+    times[2 * blockIdx.x + 1] = failed;
+}
+
+// One thread. What the signals of this rank are.
+extern "C" __global__ void read_signals(Channel *channel, u64 first, u64 count, u64 *found) {
+    if (channel == nullptr || threadIdx.x != 0)
+        return;
+    for (u64 at = 0; at < count; at++)
+        found[at] = read_signal(channel, (u16)(first + at));
+}
+
 // One thread. Puts (or gets) `count` times `bytes`, at most `ahead` of them incomplete.
 extern "C" __global__ void stream(Channel *channel, u64 peer, u64 count, u64 bytes, u64 is_get, u64 ahead, u64 *times, u64 base) {
     if (channel == nullptr || threadIdx.x != 0)

@@ -27,6 +27,7 @@ pub(super) struct LinkFigures {
     pub(super) paths: String,
     pub(super) latency: Vec<Latency>,
     pub(super) rate: Vec<Rate>,
+    pub(super) signal_rate: Vec<Rate>,
     pub(super) bandwidth: Vec<Bandwidth>,
     pub(super) idle: Idle,
 }
@@ -40,7 +41,7 @@ pub(super) struct Latency {
     pub(super) p99_us: f64,
 }
 
-/// Values of 8 bytes that kernels put, complete at the peer.
+/// Operations that kernels post, complete at the peer: values of 8 bytes, or signals.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Rate {
     pub(super) channels: u32,

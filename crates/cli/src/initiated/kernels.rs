@@ -19,10 +19,20 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub(super) struct Kernels {
     ping_pong: Kernel,
     values: Kernel,
+    signals: Kernel,
+    read_signals: Kernel,
     stream: Kernel,
     one_put: Kernel,
     queue: Stream,
     words: PinnedWords,
+}
+
+/// What each channel posts, for a rate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Posted {
+    Values,
+    /// From this signal on, one for each channel.
+    Signals(u16),
 }
 
 /// Operations of which a stream consists.
@@ -39,6 +49,8 @@ impl Kernels {
         Ok(Self {
             ping_pong: module.kernel("ping_pong")?,
             values: module.kernel("values")?,
+            signals: module.kernel("signals")?,
+            read_signals: module.kernel("read_signals")?,
             stream: module.kernel("stream")?,
             one_put: module.kernel("one_put")?,
             queue: Stream::new(gpu)?,
@@ -86,19 +98,31 @@ impl Kernels {
         Ok((self.time()?, (HEAD..end).map(|at| self.words.get(at)).collect()))
     }
 
-    /// Nanoseconds of the slowest channel.
-    pub(super) fn values(
+    /// Nanoseconds of the slowest channel. The channels lie `stride` bytes apart.
+    pub(super) fn post(
         &self,
-        channel: u64,
-        stride: u64,
+        posted: Posted,
+        (channel, stride): (u64, u64),
         channels: u32,
         peer: u32,
         count: u64,
     ) -> anyhow::Result<u64> {
-        self.run(&self.values, channels, &[channel, stride, peer.into(), count, self.answers()])?;
+        let (peer, answers) = (u64::from(peer), self.answers());
+        match posted {
+            Posted::Values => self.run(&self.values, channels, &[channel, stride, peer, count, answers]),
+            Posted::Signals(first) => {
+                self.run(&self.signals, channels, &[channel, stride, peer, count, first.into(), answers])
+            }
+        }?;
         let of = |number: u32, word: usize| self.words.get(2 * number as usize + word);
         ensure!((0..channels).all(|number| of(number, 1) == 0), "a flush of the kernel failed");
         Ok((0..channels).map(|number| of(number, 0)).max().unwrap_or(1).max(1))
+    }
+
+    /// What some signals of this rank are.
+    pub(super) fn read_signals(&self, channel: u64, first: u16, count: u32) -> anyhow::Result<Vec<u64>> {
+        self.run(&self.read_signals, 1, &[channel, first.into(), count.into(), self.answers()])?;
+        Ok((0..count as usize).map(|at| self.words.get(at)).collect())
     }
 
     /// Nanoseconds of a stream of which at most `ahead` operations are incomplete.

@@ -11,7 +11,7 @@ use nobounce_initiated::options::Options;
 use nobounce_initiated::world::World;
 
 use super::figures::{Bandwidth, Idle, Latency, LinkFigures, Rate};
-use super::kernels::{Kernels, MAX_ROUNDS, Moved};
+use super::kernels::{Kernels, MAX_ROUNDS, Moved, Posted};
 use super::table::size;
 use crate::bench::busy::cpu_seconds;
 use crate::bench::model::float;
@@ -24,6 +24,11 @@ const CHANNELS: u32 = 4;
 const LATENCIES: [u64; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 const BANDWIDTHS: [u64; 4] = [64 << 10, 1 << 20, 8 << 20, 32 << 20];
 const RATES: [u32; 3] = [1, 2, CHANNELS];
+const SIGNAL_RATES: [u32; 2] = [1, CHANNELS];
+/// Operations of each channel, for a rate.
+const COUNT: u64 = 300_000;
+/// The signals that are counted for a rate, one for each channel. Signal 0 is that of the latency.
+const FIRST_SIGNAL: u16 = 1;
 /// Operations of a stream that are incomplete at a time.
 const AHEAD: usize = 16;
 /// How long one measurement is to take.
@@ -35,14 +40,17 @@ const SOON: Duration = Duration::from_secs(20);
 /// What is measured over each link, for people.
 pub(super) fn cases() -> String {
     let list = |sizes: &[u64]| sizes.iter().map(|bytes| size(*bytes)).collect::<Vec<_>>().join(", ");
-    let channels = RATES.map(|channels| channels.to_string()).join(", ");
+    let list_of = |channels: &[u32]| channels.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     format!(
         "latency of a put with a signal, kernel to kernel: {}\n\
          stream of puts, of gets, and of host-posted WRITEs: {}\n\
-         rate of values of 8 B: {channels} channels\n\
+         rate of values of 8 B: {} channels\n\
+         rate of signals: {} channels\n\
          idle kernels: {PAUSES} pauses of {PAUSE:?}\n",
         list(&LATENCIES),
         list(&BANDWIDTHS),
+        list_of(&RATES),
+        list_of(&SIGNAL_RATES),
     )
 }
 
@@ -84,6 +92,11 @@ impl Rank {
         for channels in RATES {
             rate.extend(self.rate(channels)?);
         }
+        let (mut signal_rate, mut expected) = (Vec::new(), [0; CHANNELS as usize]);
+        for channels in SIGNAL_RATES {
+            expected.iter_mut().take(channels as usize).for_each(|signal| *signal += COUNT);
+            signal_rate.extend(self.signal_rate(channels, &expected)?);
+        }
         let connection = self.connect()?;
         let mut bandwidth = Vec::new();
         for bytes in BANDWIDTHS {
@@ -94,7 +107,7 @@ impl Rank {
         let reports = self.world.reports();
         ensure!(reports.is_empty(), "descriptors were refused: {reports:?}");
         let (link, gpu) = (link.to_owned(), self.kernels.gpu());
-        Ok(LinkFigures { link, gpu, paths, latency, rate, bandwidth, idle })
+        Ok(LinkFigures { link, gpu, paths, latency, rate, signal_rate, bandwidth, idle })
     }
 
     fn ping_pong(&mut self, rounds: u64, bytes: u64) -> anyhow::Result<(u64, Vec<u64>)> {
@@ -122,22 +135,37 @@ impl Rank {
         Ok(u64::from_le_bytes(first.context("rank 0 sent no number")?))
     }
 
-    fn rate(&mut self, channels: u32) -> anyhow::Result<Option<Rate>> {
-        const COUNT: u64 = 300_000;
+    /// That of rank 0.
+    fn post(&mut self, posted: Posted, channels: u32) -> anyhow::Result<Option<Rate>> {
         self.world.barrier()?;
         let stride = self.world.channel(1).map_or(0, |second| second - self.channel);
         let mut rate = None;
         if self.is_first() {
-            let time = self.kernels.values(self.channel, stride, channels, self.peer, COUNT)?;
+            let time = self.kernels.post(posted, (self.channel, stride), channels, self.peer, COUNT)?;
             let million_per_s = float(COUNT * u64::from(channels)) / float(time) * 1e3;
             rate = Some(Rate { channels, million_per_s });
         }
         self.world.barrier()?;
+        Ok(rate)
+    }
+
+    fn rate(&mut self, channels: u32) -> anyhow::Result<Option<Rate>> {
+        let rate = self.post(Posted::Values, channels)?;
         if !self.is_first() {
             for number in 0..channels as usize {
                 let last = self.world.heap().read_u64(number * 512)?;
                 ensure!(last == COUNT, "channel {number}: the last value is {last}, not {COUNT}");
             }
+        }
+        Ok(rate)
+    }
+
+    /// `expected` is what the signals of rank 1 are afterwards.
+    fn signal_rate(&mut self, channels: u32, expected: &[u64]) -> anyhow::Result<Option<Rate>> {
+        let rate = self.post(Posted::Signals(FIRST_SIGNAL), channels)?;
+        if !self.is_first() {
+            let found = self.kernels.read_signals(self.channel, FIRST_SIGNAL, CHANNELS)?;
+            ensure!(found == expected, "the signals are {found:?}, not {expected:?}");
         }
         Ok(rate)
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::figures::{LinkFigures, Report};
+use super::figures::{LinkFigures, Rate, Report};
 use crate::bench::axis::size_label;
 use crate::bench::table::figure;
 
@@ -41,11 +41,8 @@ fn section(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
             size(one.bytes)
         )?;
     }
-    writeln!(out, "\n  values of 8 B, millions/s")?;
-    for one in &link.rate {
-        let plural = if one.channels == 1 { "channel" } else { "channels" };
-        writeln!(out, "  {:>24} {plural:<8} {:>9}", one.channels, figure(one.million_per_s))?;
-    }
+    rates(out, "values of 8 B", &link.rate)?;
+    rates(out, "signals", &link.signal_rate)?;
     let idle = &link.idle;
     writeln!(
         out,
@@ -56,13 +53,22 @@ fn section(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
     )
 }
 
+fn rates(out: &mut String, what: &str, rates: &[Rate]) -> std::fmt::Result {
+    writeln!(out, "\n  {what}, millions/s")?;
+    for one in rates {
+        let plural = if one.channels == 1 { "channel" } else { "channels" };
+        writeln!(out, "  {:>24} {plural:<8} {:>9}", one.channels, figure(one.million_per_s))?;
+    }
+    Ok(())
+}
+
 pub(super) fn size(bytes: u64) -> String {
     size_label(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)).log2())
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::figures::{Bandwidth, Idle, Latency, Rate, SCHEMA};
+    use super::super::figures::{Bandwidth, Idle, Latency, SCHEMA};
     use super::*;
 
     pub(crate) fn report() -> Report {
@@ -79,6 +85,9 @@ pub(super) mod tests {
                 })
                 .into(),
             rate: [1, 4].map(|channels| Rate { channels, million_per_s: 0.9 * f64::from(channels) }).into(),
+            signal_rate: [1, 4]
+                .map(|channels| Rate { channels, million_per_s: 0.5 * f64::from(channels) })
+                .into(),
             bandwidth: [64 << 10, 1 << 20]
                 .map(|bytes| Bandwidth {
                     bytes,
