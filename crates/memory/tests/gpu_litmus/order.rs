@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use nobounce_memory::gpu::copy_engine::CopyEngine;
+use nobounce_memory::gpu::{GpuMemory, GpuOptions};
 
 use crate::sequences::{self, Fence};
 use crate::stage::{Message, Shows, Stage, judge};
@@ -64,6 +65,40 @@ fn flag_write_comes_after_the_payload() {
         kept,
         &[("no sfence before the flag", Shows::Known, bare)],
     );
+}
+
+/// A kernel polls a signal that an atomic counts up after the payload, as GPU-initiated puts do. The
+/// atomic takes the old value from host memory: no load drives the payload out.
+#[test]
+fn signal_comes_after_the_payload() {
+    const SIGNAL: usize = 1 << 20;
+    let Some(stage) = Stage::with_kernels() else { return };
+    let options = GpuOptions { shadow: true, ..GpuOptions::default() };
+    for (words, most) in [(5, 100_000), (512, 100_000), (8192, 10_000)] {
+        let mut message = Message::of_words(words);
+        // The copy in host memory begins at 0, too.
+        stage.clear();
+        let signals = GpuMemory::register(stage.on_gpu(SIGNAL), 4096, &options).unwrap();
+        let window = signals.window().unwrap();
+        let kept = stage.play_reader(words, Some(SIGNAL), most, |i, _| {
+            // The product completes the message too, which is one more fence: here the atomic's own
+            // fence stands alone.
+            stage.window().store(0, message.bytes(i)).unwrap();
+            assert_eq!(window.fetch_add(0, 1).unwrap(), i - 1);
+        });
+        let bare = stage.play_reader(words, Some(SIGNAL), most, |i, _| {
+            // SAFETY: the window has room for both, and the word is aligned.
+            unsafe {
+                sequences::store(stage.base(), message.round(i));
+                stage.base().add(SIGNAL).cast::<u64>().write_volatile(i);
+            }
+            sequences::sfence();
+        });
+        let rule = format!("old words of {} bytes when the signal behind them is seen", words * 8);
+        let shows =
+            Shows::Perhaps("the processor drained its write-combining buffers in the order of the stores");
+        judge(&rule, kept, &[("no sfence before the signal", shows, bare)]);
+    }
 }
 
 /// The same where the copy engine places both: one stream orders its copies. Two streams do not,
