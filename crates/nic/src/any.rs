@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -392,6 +393,16 @@ impl Channel {
         fn take(&self) -> bool;
         /// Waits for an event, at most `timeout`; whether one came.
         fn wait(&self, timeout: Duration) -> bool;
+    }
+}
+
+impl AsRawFd for Channel {
+    /// Readable while there are events; other loops may wait for it.
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Self::Soft(soft) => soft.as_raw_fd(),
+            Self::Hard(hard) => hard.as_raw_fd(),
+        }
     }
 }
 

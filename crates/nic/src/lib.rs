@@ -38,3 +38,5 @@ pub mod soft;
 mod sync;
 pub mod tally;
 pub mod work;
+
+pub use process::eventfd::EventFd;

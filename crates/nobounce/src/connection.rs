@@ -2,7 +2,8 @@
 //! up.
 
 use std::cell::Cell;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -111,6 +112,16 @@ impl Connection {
     /// The peer's end of the side channel; `None` once it is gone.
     pub fn peer_control_addr(&self) -> Option<SocketAddr> {
         self.control.stream().peer_addr().ok()
+    }
+
+    /// The TCP side channel for a protocol of the caller's own, and bytes of it that were received
+    /// already. Messages and region descriptors must not be used beside it, nor
+    /// [`wait`](Self::wait) and its like.
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn side_channel(&self) -> io::Result<(TcpStream, Vec<u8>)> {
+        Ok((self.control.stream().try_clone()?, self.control.take_received()))
     }
 
     /// The negotiated path MTU.

@@ -117,6 +117,12 @@ impl ControlChannel {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes that were received and not consumed.
+    pub(crate) fn take_received(&self) -> Vec<u8> {
+        let inbox = std::mem::take(&mut *self.inbox());
+        inbox.bytes[inbox.taken..].to_vec()
+    }
+
     /// Reads exactly `bytes.len()` bytes: the preamble, before any frame.
     pub(crate) fn read_raw(&self, bytes: &mut [u8], deadline: Instant) -> Result<(), ControlError> {
         let mut at = 0;

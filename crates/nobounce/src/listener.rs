@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::connect::{ConnectOptions, Lanes, open_control};
@@ -66,6 +67,13 @@ impl Device {
         options: &ConnectOptions,
     ) -> Result<Listener, ListenError> {
         Listener::bind(self, addr, options)
+    }
+}
+
+impl AsRawFd for Listener {
+    /// Readable when a peer has connected.
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -85,13 +86,18 @@ impl Channel {
 
     /// Waits at most `timeout` for an event. Returns whether one came; takes all pending events.
     pub fn wait(&self, timeout: Duration) -> bool {
-        // SAFETY: a live channel.
-        let fd = unsafe { self.inner.raw.as_ref().fd };
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let timeout = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
         // SAFETY: one valid structure.
         unsafe { libc::poll(&raw mut poll, 1, timeout) };
         self.take()
+    }
+}
+
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        // SAFETY: a live channel.
+        unsafe { self.inner.raw.as_ref().fd }
     }
 }
 

@@ -5,11 +5,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// An eventfd: a kernel counter that can be polled.
 #[derive(Debug)]
-pub(crate) struct EventFd(OwnedFd);
+pub struct EventFd(OwnedFd);
 
 impl EventFd {
     /// A read takes the whole count and never blocks.
-    pub(crate) fn new() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// No descriptor is free.
+    pub fn new() -> io::Result<Self> {
         Self::with_flags(libc::EFD_NONBLOCK)
     }
 
@@ -29,7 +32,8 @@ impl EventFd {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    pub(crate) fn raise(&self) {
+    /// Adds one.
+    pub fn raise(&self) {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: `one` is 8 readable bytes. The only failure is a full counter, which is readable
         // all the same.
@@ -38,7 +42,7 @@ impl EventFd {
 
     /// Takes the count (in semaphore mode, one). Returns whether it was nonzero. Never blocks,
     /// whatever the descriptor's flags.
-    pub(crate) fn take(&self) -> bool {
+    pub fn take(&self) -> bool {
         let mut count = [0_u8; 8];
         let io = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
         // SAFETY: one iovec of 8 writable bytes; offset -1 reads as read(2) does.

@@ -1,0 +1,342 @@
+//! An agent: a device, peers, and the thread that serves them.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nobounce::{ConnectOptions, Device, Listener, RegisterError};
+use nobounce_nic::EventFd;
+
+use crate::error::AgentError;
+use crate::exports::Metadata;
+use crate::frame::MAX_NAME;
+use crate::greet::greet;
+use crate::memory::{Owner, View};
+use crate::notification::Notification;
+use crate::peer::Peer;
+use crate::service::{Service, wait};
+use crate::shared::{AgentCounters, Command, Event, Shared};
+
+/// Time for the handshake with a client that may be anything.
+const GREET_WITHIN: Duration = Duration::from_secs(5);
+/// Attempts that a queue pair makes before it gives up.
+const ATTEMPTS: u32 = 8;
+
+/// How an agent works. The defaults suit most.
+#[derive(Clone, Debug)]
+pub struct AgentOptions {
+    /// Queue pairs for each peer that this agent connects to.
+    pub lanes: usize,
+    /// A peer from which nothing comes for this long is gone.
+    pub silence: Duration,
+    /// Requests outstanding on each lane.
+    pub depth: usize,
+}
+
+impl Default for AgentOptions {
+    fn default() -> Self {
+        Self { lanes: 1, silence: Duration::from_secs(5), depth: 256 }
+    }
+}
+
+impl AgentOptions {
+    fn connect_options(&self, timeout: Duration) -> ConnectOptions {
+        // The longest ACK timeout (4.096 us times a power of two) with which all attempts fit.
+        let mut ack_timeout = 1;
+        while ack_timeout < 31 && (Duration::from_nanos(4096) * (2 << ack_timeout)) * ATTEMPTS <= self.silence
+        {
+            ack_timeout += 1;
+        }
+        ConnectOptions {
+            qps: self.lanes,
+            depth: self.depth,
+            timeout,
+            ack_timeout,
+            ..ConnectOptions::default()
+        }
+    }
+}
+
+/// One end of transfers. It has a name, exports regions by name, and connects to other agents.
+///
+/// A thread of its own carries out all transfers; it sleeps while there is nothing to do. Dropping the
+/// agent ends transfers in flight, and peers see that it closed.
+#[derive(Debug)]
+pub struct Agent {
+    device: Device,
+    options: AgentOptions,
+    shared: Arc<Shared>,
+    acceptor: Option<Acceptor>,
+    service: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Acceptor {
+    addr: SocketAddr,
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Agent {
+    /// An agent on this device that only connects to others.
+    ///
+    /// # Errors
+    /// The name is too long, or there can be no thread.
+    pub fn new(device: &Device, name: &str, options: AgentOptions) -> Result<Self, AgentError> {
+        if name.len() > MAX_NAME {
+            return Err(AgentError::Name(name.len()));
+        }
+        let generation = RandomState::new().hash_one(std::process::id());
+        let shared = Arc::new(Shared::new(name.to_owned(), generation)?);
+        let service = Service::new(shared.clone(), options.silence);
+        let service = std::thread::Builder::new().name("nb-transfer".to_owned()).spawn(|| service.run())?;
+        Ok(Self { device: device.clone(), options, shared, acceptor: None, service: Some(service) })
+    }
+
+    /// An agent that also listens at a TCP address such as `"0.0.0.0:0"`.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), or the address cannot be used.
+    pub fn listening(
+        device: &Device,
+        name: &str,
+        addr: impl ToSocketAddrs,
+        options: AgentOptions,
+    ) -> Result<Self, AgentError> {
+        let mut agent = Self::new(device, name, options)?;
+        let listener = device.listen_with(addr, &agent.options.connect_options(GREET_WITHIN))?;
+        let (addr, stop) = (listener.local_addr(), Arc::new(EventFd::new()?));
+        let (shared, stopped) = (agent.shared.clone(), stop.clone());
+        let accept = move || accept_all(&listener, &shared, &stopped);
+        let thread = Some(std::thread::Builder::new().name("nb-accept".to_owned()).spawn(accept)?);
+        agent.acceptor = Some(Acceptor { addr, stop, thread });
+        Ok(agent)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// A random number of this start.
+    pub fn generation(&self) -> u64 {
+        self.shared.generation
+    }
+
+    /// The device it uses.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The address it listens at.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.acceptor.as_ref().map(|acceptor| acceptor.addr)
+    }
+
+    /// Connects to the agent that listens at this address.
+    ///
+    /// # Errors
+    /// Nothing listens there, or no agent.
+    pub fn connect(&self, addr: impl ToSocketAddrs, timeout: Duration) -> Result<Peer, AgentError> {
+        let deadline = Instant::now() + timeout;
+        let connection = self.device.connect(addr, &self.options.connect_options(timeout))?;
+        let arrival = greet(&self.shared, connection, deadline)?;
+        let inner = arrival.peer.clone();
+        self.shared.push([Command::Add(Box::new(arrival))]);
+        Ok(Peer { inner, shared: self.shared.clone() })
+    }
+
+    /// Connects to the agent that these metadata are of, and knows its regions at once.
+    ///
+    /// # Errors
+    /// The metadata are malformed or name no address; no connection; or the agent was started anew
+    /// since.
+    pub fn connect_to(&self, metadata: &[u8], timeout: Duration) -> Result<Peer, AgentError> {
+        let known = Metadata::decode(metadata).ok_or(AgentError::Metadata)?;
+        let addr = known.addr.ok_or(AgentError::NotListening)?;
+        let peer = self.connect(addr, timeout)?;
+        peer.add_metadata(metadata).inspect_err(|_| peer.close())?;
+        Ok(peer)
+    }
+
+    /// The next agent that connected to this one.
+    ///
+    /// # Errors
+    /// None came in time, or this agent does not listen.
+    pub fn accept(&self, timeout: Duration) -> Result<Peer, AgentError> {
+        if self.acceptor.is_none() {
+            return Err(AgentError::NotListening);
+        }
+        let arrived = self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.shared.arrival.wait_timeout_while(arrived, timeout, |arrived| arrived.is_empty());
+        let (mut arrived, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let inner = arrived.pop_front().ok_or(AgentError::NoPeer(timeout))?;
+        Ok(Peer { inner, shared: self.shared.clone() })
+    }
+
+    /// Registers host memory that the agent allocates.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    pub fn register(&self, len: usize) -> Result<View, RegisterError> {
+        Ok(View::of(self.device.register(len)?))
+    }
+
+    /// Registers host memory of the caller, which `owner` keeps alive. Memory inside of a registration
+    /// that is alive is not registered again.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    ///
+    /// # Safety
+    /// The memory is valid while `owner` lives, or without one while a view of it does. No Rust
+    /// reference to it exists while transfers change it.
+    #[allow(unsafe_code)] // hands on what the caller promises
+    pub unsafe fn register_raw(
+        &self,
+        base: *mut u8,
+        len: usize,
+        owner: Option<Owner>,
+    ) -> Result<View, RegisterError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.shared.registrations.host(&self.device, base, len, owner) }
+    }
+
+    /// The same for memory of a GPU.
+    ///
+    /// # Errors
+    /// See [`RegisterError`].
+    ///
+    /// # Safety
+    /// As for [`register_raw`](Self::register_raw).
+    #[allow(unsafe_code)] // hands on what the caller promises
+    pub unsafe fn register_gpu_raw(
+        &self,
+        addr: u64,
+        len: usize,
+        owner: Option<Owner>,
+    ) -> Result<View, RegisterError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.shared.registrations.gpu(&self.device, addr, len, owner) }
+    }
+
+    /// Exports memory by name: all peers may read and write it, now and later. The name replaces an
+    /// earlier export of it.
+    ///
+    /// # Errors
+    /// The name is too long.
+    pub fn export(&self, name: &str, view: &View) -> Result<(), AgentError> {
+        if name.len() > MAX_NAME {
+            return Err(AgentError::Name(name.len()));
+        }
+        let mut exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = exports.add(name, view.clone());
+        // Under the lock, so that frames have the order of the changes.
+        self.shared.push([Command::Export { name: name.to_owned(), region }]);
+        Ok(())
+    }
+
+    /// Ends an export; returns whether there was one. Transfers of peers that use it fail if this was
+    /// the last use of the registration.
+    pub fn withdraw(&self, name: &str) -> bool {
+        let mut exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = exports.remove(name);
+        if found {
+            self.shared.push([Command::Withdraw { name: name.to_owned() }]);
+        }
+        found
+    }
+
+    /// Who this agent is, where it listens and what it exports, for [`connect_to`](Self::connect_to).
+    /// A holder can reach the exported memory: keep it as private as the memory.
+    pub fn metadata(&self) -> Vec<u8> {
+        self.metadata_since(0).0
+    }
+
+    /// Only regions that were exported after an earlier version, for [`Peer::add_metadata`]; and the
+    /// version now.
+    pub fn metadata_since(&self, version: u64) -> (Vec<u8>, u64) {
+        let exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        let addr = self.local_addr().map(|mut addr| {
+            if addr.ip().is_unspecified() {
+                addr.set_ip(self.device.nic().local());
+            }
+            addr
+        });
+        let (name, generation) = (self.name().to_owned(), self.generation());
+        let now = exports.version();
+        let metadata = Metadata { name, generation, addr, version: now, exports: exports.since(version) };
+        (metadata.encode(), now)
+    }
+
+    /// The next notification, if there is one.
+    pub fn try_notification(&self) -> Option<Notification> {
+        self.shared.notifications().pop_front()
+    }
+
+    /// The next notification; `None` if none comes in time.
+    pub fn notification(&self, timeout: Duration) -> Option<Notification> {
+        let waiting = self.shared.notifications();
+        let waited = self.shared.notified.wait_timeout_while(waiting, timeout, |waiting| waiting.is_empty());
+        waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()
+    }
+
+    /// A descriptor for event loops: readable while [`take_events`](Self::take_events) has something.
+    /// Events are recorded from the first call on.
+    pub fn event_fd(&self) -> RawFd {
+        self.shared.event_fd()
+    }
+
+    /// What has happened since the last call.
+    pub fn take_events(&self) -> Vec<Event> {
+        self.shared.take_events()
+    }
+
+    /// Counters since the start.
+    pub fn counters(&self) -> AgentCounters {
+        self.shared.counters()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if let Some(acceptor) = &mut self.acceptor {
+            acceptor.stop.raise();
+            let _ = acceptor.thread.take().map(JoinHandle::join);
+        }
+        self.shared.push([Command::Stop]);
+        let _ = self.service.take().map(JoinHandle::join);
+    }
+}
+
+/// The acceptor thread.
+fn accept_all(listener: &Listener, shared: &Arc<Shared>, stop: &EventFd) {
+    loop {
+        let interest = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut fds = [interest(stop.as_raw_fd()), interest(listener.as_raw_fd())];
+        wait(&mut fds, None);
+        if fds[0].revents != 0 {
+            return;
+        }
+        if fds[1].revents == 0 {
+            continue;
+        }
+        let accepted =
+            listener.accept(Duration::ZERO).map_err(|error| error.to_string()).and_then(|connection| {
+                greet(shared, connection, Instant::now() + GREET_WITHIN).map_err(|error| error.to_string())
+            });
+        match accepted {
+            Ok(arrival) => {
+                let peer = arrival.peer.clone();
+                shared.push([Command::Add(Box::new(arrival))]);
+                shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).push_back(peer);
+                shared.arrival.notify_all();
+                shared.tell(Event::Peer);
+            }
+            Err(error) => tracing::warn!("a client was refused: {error}"),
+        }
+    }
+}

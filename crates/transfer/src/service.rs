@@ -1,0 +1,208 @@
+//! The agent's thread: the only one that posts requests, polls completions and reads frames.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Gone, TransferError};
+use crate::frame::Frame;
+use crate::job::Job;
+use crate::link::Link;
+use crate::shared::{Arrival, Command, Event, PeerShared, Shared};
+
+/// How long the thread polls for completions before it sleeps: about a round trip.
+const SPIN: Duration = Duration::from_micros(50);
+
+#[derive(Debug)]
+pub(crate) struct Service {
+    shared: Arc<Shared>,
+    links: Vec<Link>,
+    silence: Duration,
+    polled: Vec<libc::pollfd>,
+    is_stopped: bool,
+}
+
+impl Service {
+    pub(crate) fn new(shared: Arc<Shared>, silence: Duration) -> Self {
+        Self { shared, links: Vec::new(), silence, polled: Vec::new(), is_stopped: false }
+    }
+
+    /// Runs until the agent is dropped.
+    pub(crate) fn run(mut self) {
+        let mut idle_since = None;
+        while !self.is_stopped {
+            if self.turn() {
+                idle_since = None;
+                continue;
+            }
+            let is_waiting = self.links.iter().any(Link::has_work);
+            let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
+            if is_waiting && idle < SPIN {
+                continue;
+            }
+            if self.sleep() {
+                idle_since = None;
+            }
+        }
+        for link in std::mem::take(&mut self.links) {
+            link.end(&Gone::ClosedHere);
+        }
+    }
+
+    /// Carries on with everything; returns whether anything happened.
+    fn turn(&mut self) -> bool {
+        let mut commands = Vec::new();
+        self.shared.take_commands(&mut commands);
+        let mut is_busy = !commands.is_empty();
+        commands.into_iter().for_each(|command| self.carry_out(command));
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        for link in &mut self.links {
+            match link.turn(now) {
+                Ok(busy) => is_busy |= busy,
+                Err(reason) => gone.push((link.peer.key, reason)),
+            }
+        }
+        is_busy |= !gone.is_empty();
+        gone.iter().for_each(|(key, reason)| self.end(*key, reason));
+        is_busy
+    }
+
+    fn link(&mut self, key: u64) -> Option<&mut Link> {
+        self.links.iter_mut().find(|link| link.peer.key == key)
+    }
+
+    fn end(&mut self, key: u64, reason: &Gone) {
+        if let Some(at) = self.links.iter().position(|link| link.peer.key == key) {
+            self.links.swap_remove(at).end(reason);
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::Add(arrival) => self.add(*arrival),
+            Command::Announce { peer, id, tag } => {
+                if let Some(link) = self.link(peer) {
+                    link.announce(id, tag);
+                }
+            }
+            Command::Submit { peer, job } => match self.link(peer.key) {
+                Some(link) => link.submit(*job),
+                None => self.refuse(&peer, *job),
+            },
+            Command::Finish { peer, id, abort } => {
+                if let Some(link) = self.link(peer) {
+                    link.finish(id, abort);
+                }
+            }
+            Command::Export { name, region } => {
+                self.links
+                    .iter_mut()
+                    .for_each(|link| link.say(&Frame::Export { name: name.clone(), region }));
+            }
+            Command::Withdraw { name } => {
+                self.links.iter_mut().for_each(|link| link.say(&Frame::Withdraw { name: name.clone() }));
+            }
+            Command::Close { peer } => self.end(peer, &Gone::ClosedHere),
+            Command::Stop => self.is_stopped = true,
+        }
+    }
+
+    /// A transfer that was submitted while its peer went.
+    fn refuse(&self, peer: &PeerShared, job: Job) {
+        let reason = peer.state().gone.clone().unwrap_or(Gone::Ended);
+        let state = job.state.clone();
+        drop(job);
+        self.shared.count(|counters| counters.failed += 1);
+        state.end(Err(TransferError::PeerGone { peer: peer.name.clone(), reason }));
+        self.shared.tell(Event::Transfer(state.id));
+    }
+
+    fn add(&mut self, arrival: Arrival) {
+        let (name, generation) = (arrival.peer.name.clone(), arrival.peer.generation);
+        let is_old = |link: &&Link| link.peer.name == name && link.peer.generation != generation;
+        let old: Vec<_> = self.links.iter().filter(is_old).map(|link| link.peer.key).collect();
+        old.into_iter().for_each(|key| self.end(key, &Gone::Replaced));
+        let mut link = Link::new(&self.shared, arrival, self.silence);
+        let exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, region) in exports.all() {
+            link.say(&Frame::Export { name: name.to_owned(), region });
+        }
+        drop(exports);
+        self.links.push(link);
+    }
+
+    /// Sleeps until a command, a frame or a completion comes, or a sign of life is due. Returns whether
+    /// it slept.
+    fn sleep(&mut self) -> bool {
+        for link in &mut self.links {
+            if link.has_work() {
+                link.connection.cq().request_notify(false);
+                link.is_armed = true;
+            } else {
+                link.connection.cq().pause_polling();
+            }
+        }
+        // Completions before arming raise no event.
+        if self.turn() || !self.shared.fall_asleep() {
+            self.shared.awake();
+            return false;
+        }
+        self.polled.clear();
+        self.polled.push(interest(self.shared.wake_fd(), false));
+        for link in &self.links {
+            self.polled.push(interest(link.stream.as_raw_fd(), link.has_unsent()));
+            let channel = if link.is_armed { link.connection.channel().as_raw_fd() } else { -1 };
+            self.polled.push(interest(channel, false));
+        }
+        let now = Instant::now();
+        let deadline = self.links.iter().map(Link::deadline).min();
+        wait(&mut self.polled, deadline.map(|at| at.saturating_duration_since(now)));
+        self.shared.awake();
+        for (link, fds) in self.links.iter_mut().zip(self.polled[1..].chunks(2)) {
+            if fds[0].revents != 0 {
+                link.look_now();
+            }
+            if fds[1].revents != 0 {
+                link.connection.channel().take();
+                link.is_armed = false;
+            }
+        }
+        self.keep_alive();
+        true
+    }
+
+    fn keep_alive(&mut self) {
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        for link in self.links.iter_mut().filter(|link| now >= link.deadline()) {
+            if let Err(reason) = link.keep_alive(now) {
+                gone.push((link.peer.key, reason));
+            }
+        }
+        gone.iter().for_each(|(key, reason)| self.end(*key, reason));
+    }
+}
+
+fn interest(fd: RawFd, writable: bool) -> libc::pollfd {
+    let events = if writable { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+    libc::pollfd { fd, events, revents: 0 }
+}
+
+/// Waits until one of them is ready; forever without a timeout. Signals end it early.
+#[allow(unsafe_code)] // one system call
+pub(crate) fn wait(fds: &mut [libc::pollfd], timeout: Option<Duration>) {
+    // Rounded up: waking too early would be a turn for nothing.
+    let millis =
+        timeout.map_or(-1, |time| i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
+    let count = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
+    // SAFETY: the slice is valid for as many entries.
+    let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, millis) };
+    if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+        tracing::error!("poll: {}", io::Error::last_os_error());
+    }
+    if ready <= 0 {
+        fds.iter_mut().for_each(|fd| fd.revents = 0);
+    }
+}

@@ -1,0 +1,99 @@
+//! One transfer, as the application sees it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::TransferError;
+
+/// A transfer that ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Pieces after adjacent ones were merged.
+    pub pieces: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct TransferState {
+    pub(crate) id: u64,
+    result: Mutex<Option<Result<Summary, TransferError>>>,
+    ended: Condvar,
+    is_cancelled: AtomicBool,
+}
+
+impl TransferState {
+    pub(crate) fn new(id: u64) -> Self {
+        Self { id, result: Mutex::default(), ended: Condvar::new(), is_cancelled: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// The first result counts.
+    pub(crate) fn end(&self, result: Result<Summary, TransferError>) {
+        let mut place = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.is_none() {
+            *place = Some(result);
+            self.ended.notify_all();
+        }
+    }
+
+    fn result(&self) -> Option<Result<Summary, TransferError>> {
+        self.result.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A transfer in flight. It goes on if this is dropped.
+#[derive(Clone, Debug)]
+pub struct Transfer {
+    pub(crate) state: Arc<TransferState>,
+    pub(crate) wake: Arc<dyn Wake>,
+}
+
+/// Tells the agent's thread that something changed.
+pub(crate) trait Wake: Send + Sync + std::fmt::Debug {
+    fn wake(&self);
+}
+
+impl Transfer {
+    /// Its number, unique in the agent.
+    pub fn id(&self) -> u64 {
+        self.state.id
+    }
+
+    /// Its result, if it has ended.
+    pub fn result(&self) -> Option<Result<Summary, TransferError>> {
+        self.state.result()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It failed; or it is still in flight after the timeout.
+    pub fn wait(&self, timeout: Duration) -> Result<Summary, TransferError> {
+        let deadline = Instant::now() + timeout;
+        let mut result = self.state.result.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(result) = &*result {
+                return result.clone();
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(TransferError::Timeout(timeout));
+            }
+            result = self.state.ended.wait_timeout(result, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Stops it: pieces that are not posted yet are left out. It ends with
+    /// [`TransferError::Cancelled`] when the posted ones have ended, so its memory may be used again
+    /// then. The peer is notified of the failure.
+    pub fn cancel(&self) {
+        self.state.is_cancelled.store(true, Ordering::Relaxed);
+        self.wake.wake();
+    }
+}

@@ -1,0 +1,109 @@
+//! Tags: once each, after their bytes, with the outcome.
+
+use std::time::Duration;
+
+use nobounce_transfer::{AgentOptions, Event, Notify, Outcome, Pages, Piece, TransferError};
+
+use super::{Pair, SOON, addr, bytes_of, device, fill, shuffled};
+
+#[test]
+fn each_tag_comes_once_and_after_its_bytes() {
+    const ROUNDS: u64 = 60;
+    let pair = Pair::new(256 * 4096, &AgentOptions { lanes: 2, ..AgentOptions::default() });
+    for round in 0..ROUNDS {
+        let sent = fill(&pair.local, round);
+        let order = shuffled(256, round);
+        let pages = Pages::whole(&order, &order, 4096);
+        let tag = round.to_le_bytes();
+        let transfer = pair.peer.write_pages(&pair.local, &pair.remote, &pages, Notify::Tag(&tag)).unwrap();
+        let arrived = pair.target.notification(SOON).unwrap();
+        assert_eq!((arrived.tag.as_slice(), arrived.peer.as_str()), (&tag[..], "initiator"));
+        assert_eq!(arrived.outcome, Outcome::Complete { bytes: 256 * 4096 });
+        assert_eq!(arrived.generation, pair.initiator.generation());
+        assert!(bytes_of(&pair.exported) == sent, "the bytes of round {round} came after its tag");
+        transfer.wait(SOON).unwrap();
+    }
+    assert_eq!(pair.target.notification(Duration::from_millis(20)), None);
+}
+
+#[test]
+fn an_announcement_covers_many_transfers_or_is_aborted() {
+    let pair = Pair::new(4096, &AgentOptions::default());
+    let piece = |at| [Piece { local: at, remote: at, len: 64 }];
+    let announcement = pair.peer.announce(b"layers").unwrap();
+    for layer in 0..10 {
+        let notify = Notify::With(&announcement);
+        pair.peer
+            .write_list(&pair.local, &pair.remote, &piece(layer * 64), notify)
+            .unwrap()
+            .wait(SOON)
+            .unwrap();
+    }
+    assert_eq!(pair.target.notification(Duration::from_millis(20)), None, "it is not complete");
+    announcement.complete();
+    assert_eq!(pair.target.notification(SOON).unwrap().outcome, Outcome::Complete { bytes: 640 });
+    pair.peer.announce(b"never").unwrap().abort("no room");
+    drop(pair.peer.announce(b"forgotten").unwrap());
+    for (tag, words) in [(&b"never"[..], "no room"), (b"forgotten", "given up")] {
+        let arrived = pair.target.notification(SOON).unwrap();
+        assert_eq!(arrived.tag, tag);
+        assert!(
+            matches!(&arrived.outcome, Outcome::Aborted { reason } if reason.contains(words)),
+            "{arrived:?}"
+        );
+    }
+}
+
+#[test]
+fn a_refused_transfer_fails_at_both_ends() {
+    let pair = Pair::new(4096, &AgentOptions::default());
+    // The peer withdraws and drops its memory; this end does not know yet.
+    let Pair { initiator: _initiator, target, peer, local, exported, remote } = pair;
+    let stale = target.metadata();
+    assert!(target.withdraw("kv"));
+    drop(exported);
+    peer.add_metadata(&stale).unwrap();
+    // The withdrawal may overtake the stale metadata.
+    let write =
+        || peer.write_list(&local, &remote, &[Piece { local: 0, remote: 0, len: 64 }], Notify::Tag(b"lost"));
+    while matches!(write(), Err(TransferError::Withdrawn { .. })) {
+        peer.add_metadata(&stale).unwrap();
+    }
+    let arrived = target.notification(SOON).unwrap();
+    assert_eq!(arrived.tag, b"lost");
+    assert!(
+        matches!(&arrived.outcome, Outcome::Failed { reason } if reason.contains("refused access")),
+        "{arrived:?}"
+    );
+    while peer.gone().is_none() {
+        std::thread::yield_now();
+    }
+    assert!(matches!(write(), Err(TransferError::PeerGone { .. })));
+    assert!(peer.gone().unwrap().to_string().contains("refused access"));
+}
+
+#[test]
+fn an_event_loop_hears_of_everything() {
+    let pair = Pair::new(4096, &AgentOptions::default());
+    let fd = pair.initiator.event_fd();
+    let readable = |timeout| {
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure.
+        unsafe { libc::poll(&raw mut poll, 1, timeout) == 1 }
+    };
+    assert!(!readable(0));
+    let list = [Piece { local: 0, remote: 0, len: 64 }];
+    let transfer = pair.peer.write_list(&pair.local, &pair.remote, &list, Notify::Nothing).unwrap();
+    assert!(readable(10_000));
+    assert_eq!(pair.initiator.take_events(), [Event::Transfer(transfer.id())]);
+    assert!(transfer.result().unwrap().is_ok() && !readable(0));
+    let other =
+        nobounce_transfer::Agent::listening(&device(), "x", "127.0.0.1:0", AgentOptions::default()).unwrap();
+    let peer = pair.initiator.connect(addr(&other), SOON).unwrap();
+    drop(other);
+    assert!(readable(10_000));
+    assert_eq!(pair.initiator.take_events(), [Event::Peer]);
+    while peer.gone().is_none() {
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,98 @@
+//! Exports, metadata, generations and registrations.
+
+use std::time::{Duration, Instant};
+
+use nobounce_transfer::{Agent, AgentError, AgentOptions, Gone, Notify, Piece, TransferError};
+
+use super::{Pair, SOON, addr, bytes_of, device, fill};
+
+const LIST: [Piece; 1] = [Piece { local: 0, remote: 0, len: 64 }];
+
+#[test]
+fn exports_come_and_go_while_connected() {
+    let pair = Pair::new(4096, &AgentOptions::default());
+    let late = pair.target.register(8192).unwrap();
+    let error = pair.peer.region("late", Duration::from_millis(10)).unwrap_err().to_string();
+    assert!(error.contains("exports no region \"late\"") && error.contains("\"kv\""), "{error}");
+    let (_, version) = pair.target.metadata_since(0);
+    pair.target.export("late", &late.part(4096, 4096).unwrap()).unwrap();
+    let remote = pair.peer.region("late", SOON).unwrap();
+    assert_eq!(remote.len(), 4096);
+    let sent = fill(&pair.local, 1);
+    let whole = [Piece { local: 0, remote: 0, len: 4096 }];
+    pair.peer.write_list(&pair.local, &remote, &whole, Notify::Nothing).unwrap().wait(SOON).unwrap();
+    assert!(
+        bytes_of(&late.part(4096, 4096).unwrap()) == sent
+            && bytes_of(&late.part(0, 4096).unwrap()) == [0; 4096]
+    );
+    let (new, _) = pair.target.metadata_since(version);
+    assert!(new.len() < pair.target.metadata().len(), "only what is new");
+    assert!(pair.target.withdraw("late") && !pair.target.withdraw("late"));
+    while pair.peer.regions().contains(&"late".to_owned()) {
+        std::thread::yield_now();
+    }
+    let refused = pair.peer.write_list(&pair.local, &remote, &LIST, Notify::Nothing);
+    assert!(matches!(refused, Err(TransferError::Withdrawn { .. })), "{refused:?}");
+}
+
+#[test]
+fn metadata_travel_by_any_channel() {
+    let pair = Pair::new(4096, &AgentOptions::default());
+    let other = Agent::new(&device(), "other", AgentOptions::default()).unwrap();
+    let start = Instant::now();
+    let peer = other.connect_to(&pair.target.metadata(), SOON).unwrap();
+    let remote = peer.region("kv", Duration::ZERO).unwrap();
+    let local = other.register(4096).unwrap();
+    peer.write_list(&local, &remote, &LIST, Notify::Nothing).unwrap().wait(SOON).unwrap();
+    println!("first bytes after {:?}", start.elapsed());
+    assert!(matches!(other.connect_to(b"nonsense", SOON), Err(AgentError::Metadata)));
+    assert!(matches!(pair.peer.add_metadata(&other.metadata()), Err(AgentError::Stale { .. })));
+    let nowhere = Agent::new(&device(), "silent", AgentOptions::default()).unwrap().metadata();
+    assert!(matches!(other.connect_to(&nowhere, SOON), Err(AgentError::NotListening)));
+}
+
+#[test]
+fn a_restarted_agent_is_another_peer() {
+    let listening = Agent::listening(&device(), "target", "127.0.0.1:0", AgentOptions::default()).unwrap();
+    let start = || {
+        let agent = Agent::new(&device(), "initiator", AgentOptions::default()).unwrap();
+        let peer = agent.connect(addr(&listening), SOON).unwrap();
+        (agent, peer, listening.accept(SOON).unwrap())
+    };
+    let (first, _peer, old) = start();
+    let view = first.register(4096).unwrap();
+    first.export("kv", &view).unwrap();
+    let stale = old.region("kv", SOON).unwrap();
+    // The first one still lives: it is an agent whose machine came back without a farewell.
+    let (second, _other, new) = start();
+    assert_ne!((old.name(), old.generation()), (new.name(), new.generation()));
+    while old.gone().is_none() {
+        std::thread::yield_now();
+    }
+    assert_eq!((old.gone(), new.gone()), (Some(Gone::Replaced), None));
+    let local = listening.register(4096).unwrap();
+    let stale = new.write_list(&local, &stale, &LIST, Notify::Nothing);
+    assert!(matches!(stale, Err(TransferError::Stale { .. })), "{stale:?}");
+    drop((first, second));
+    while new.gone().is_none() {
+        std::thread::yield_now();
+    }
+    assert_eq!(new.gone(), Some(Gone::Closed));
+}
+
+#[test]
+fn views_of_one_buffer_share_its_registration() {
+    let agent = Agent::new(&device(), "one", AgentOptions::default()).unwrap();
+    let mut buffer = vec![0_u8; 1 << 20];
+    let base = buffer.as_mut_ptr();
+    // SAFETY: the buffer outlives all views, and is not used otherwise.
+    let register = |at: usize, len| unsafe { agent.register_raw(base.add(at), len, None).unwrap() };
+    let whole = register(0, 1 << 20);
+    let views: Vec<_> = (0..1000).map(|at| register(at * 1024, 1024)).collect();
+    let keys: std::collections::BTreeSet<_> = views.iter().map(|view| view.region().mr().rkey()).collect();
+    assert_eq!(keys.into_iter().collect::<Vec<_>>(), [whole.region().mr().rkey()]);
+    assert_eq!(views[3].addr(), whole.addr() + 3072);
+    drop((whole, views));
+    let again = register(1024, 1024);
+    assert_eq!(again.offset(), 0, "nothing is left of the first registration");
+}
