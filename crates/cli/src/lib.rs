@@ -28,6 +28,7 @@ mod doctor;
 pub mod fuzzing;
 mod generate;
 mod initiated;
+mod kv;
 mod log;
 mod predict;
 mod run;
@@ -110,6 +111,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Generate(args) => generate::main::<Cli>(&args).map(|()| bench::Verdict::Fine)?,
         Command::Demo(args) => bench::demo::main(&args)?,
         Command::Bench(args) if args.gpu_initiated => initiated::main(&args)?,
+        Command::Bench(args) if args.kv => kv::main(&args)?,
         Command::Bench(args) => bench::main(&args)?,
         Command::Raw => {
             writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;

@@ -21,6 +21,7 @@ Examples:
   nobounce bench --quick --compare old.json         exit code 1 if something got slower
   nobounce bench --memory gpu --plot gpu.svg        GPU memory: direct, staged and naive staging
   nobounce bench --gpu-initiated                    kernels put, get and signal themselves
+  nobounce bench --kv --plot kv.svg                 lists of KV-cache pages between two processes
   nobounce bench --busy 2 --op write,send --size 8,1M   beside two busy processes, compared with TCP
   nobounce bench --listen --addr eth0               on one machine, and on the other:
   nobounce bench --peer 10.0.0.7 --addr eth0
@@ -93,12 +94,16 @@ pub(crate) struct BenchArgs {
     #[arg(long, conflicts_with_all = ["peer", "listen", "device", "busy", "memory", "op", "kind", "size", "qps", "wait", "mtu", "iters", "passes", "quick", "loss", "compare", "calibration"], help_heading = "What")]
     pub(crate) gpu_initiated: bool,
 
-    /// One of the processes of --gpu-initiated
+    /// Lists of KV-cache pages between two processes, by page size and by number of requests
+    #[arg(long, conflicts_with_all = ["gpu_initiated", "peer", "listen", "device", "busy", "op", "kind", "size", "qps", "wait", "mtu", "iters", "passes", "quick", "loss", "compare", "calibration"], help_heading = "What")]
+    pub(crate) kv: bool,
+
+    /// One of the processes of --gpu-initiated or --kv
     #[arg(long, hide = true, requires = "meet")]
     pub(crate) rank: Option<u32>,
 
     /// Where they meet
-    #[arg(long, hide = true, requires = "gpu_initiated")]
+    #[arg(long, hide = true, requires = "rank")]
     pub(crate) meet: Option<std::net::SocketAddr>,
 
     /// Operation to measure; may be repeated [default: write, read, send]

@@ -17,7 +17,7 @@
 pub(crate) mod args;
 pub(crate) mod axis;
 pub(crate) mod busy;
-mod case;
+pub(crate) mod case;
 mod compare;
 mod counted;
 pub(crate) mod demo;
@@ -44,6 +44,7 @@ mod plan;
 pub(crate) mod plot;
 mod progress;
 mod rails;
+pub(crate) mod ranks;
 pub(crate) mod raw;
 mod raw_socket;
 mod ring;

@@ -4,8 +4,8 @@ use plotters::chart::SeriesLabelPosition;
 use plotters::style::RGBColor;
 
 use super::figures::{LinkFigures, Report};
-use super::table::link_name;
 use crate::bench::plot::{Line, Panel, PlotError, picture};
+use crate::bench::ranks::link_name;
 
 /// Colour-blind safe.
 const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);

@@ -4,12 +4,8 @@ use std::fmt::Write;
 
 use super::figures::{LinkFigures, Rate, Report};
 use crate::bench::axis::size_label;
+use crate::bench::ranks::link_name;
 use crate::bench::table::figure;
-
-/// `auto` is shared memory between two processes of one machine.
-pub(super) fn link_name(link: &str) -> &str {
-    if link == "udp" { "udp" } else { "shm" }
-}
 
 pub(super) fn render(report: &Report) -> String {
     let mut out = format!("{}\ntwo processes, one GPU: {}\n", report.machine, report.sharing);
