@@ -93,12 +93,18 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     unsafe { *errno = saved };
 }
 
+/// The number of this thread, as a system call: glibc has no function for it before 2.30.
+fn thread_id() -> i32 {
+    // SAFETY: the call has no preconditions.
+    let thread = unsafe { libc::syscall(libc::SYS_gettid) };
+    i32::try_from(thread).unwrap_or(0)
+}
+
 /// Does with the signal what would have happened without us.
 fn pass_on(signal: i32, is_fault: bool, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let history = if signal == libc::SIGSEGV { &SEGV } else { &BUS };
     let frame_mark = 0u8;
-    // SAFETY: gettid has no preconditions.
-    let thread = unsafe { libc::gettid() };
+    let thread = thread_id();
     let visit = nesting::enter(
         thread.cast_unsigned(),
         signal.cast_unsigned(),
@@ -159,6 +165,6 @@ fn take_default(signal: i32, is_fault: bool, info: *mut libc::siginfo_t) {
     unsafe { libc::sigaction(signal, &raw const default, ptr::null_mut()) };
     if !is_fault {
         // SAFETY: a plain system call with numbers and a siginfo that lives through it.
-        unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), libc::gettid(), signal, info) };
+        unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), thread_id(), signal, info) };
     }
 }
