@@ -68,6 +68,9 @@ pub enum TransferError {
     /// The device did not accept a request.
     #[error("the device refused a request: {0}")]
     Post(String),
+    /// What the transfer was to wait for has failed; nothing was posted.
+    #[error("the work that the transfer waits for failed: {0}")]
+    Gate(String),
     /// The transfer was cancelled.
     #[error("the transfer was cancelled; parts of it may have arrived")]
     Cancelled,

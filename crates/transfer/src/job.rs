@@ -28,18 +28,28 @@ pub(crate) struct JobPart {
     pub(crate) pieces: Vec<Piece>,
 }
 
-#[derive(Debug)]
+/// Says whether a transfer may begin: false means later, an error fails it.
+pub type Gate = Box<dyn Fn() -> Result<bool, String> + Send>;
+
 pub(crate) struct Job {
     pub(crate) state: Arc<TransferState>,
     pub(crate) direction: Direction,
     pub(crate) parts: Vec<JobPart>,
     pub(crate) announcement: Option<u64>,
+    /// What it waits for before its first request.
+    gate: Option<Gate>,
     pub(crate) bytes: u64,
     /// The next part, piece of it, and byte of the piece to post.
     next: (usize, usize, u64),
     /// Batches that are posted and not completed.
     pub(crate) posted: usize,
     pub(crate) failed: Option<TransferError>,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Job({}: {:?} of {} bytes)", self.state.id, self.direction, self.bytes)
+    }
 }
 
 /// One request of a batch.
@@ -65,8 +75,21 @@ impl Job {
         parts: Vec<JobPart>,
         bytes: u64,
         announcement: Option<u64>,
+        gate: Option<Gate>,
     ) -> Self {
-        Self { state, direction, parts, announcement, bytes, next: (0, 0, 0), posted: 0, failed: None }
+        Self { state, direction, parts, announcement, gate, bytes, next: (0, 0, 0), posted: 0, failed: None }
+    }
+
+    /// Whether it may be posted. One that will never be has failed then.
+    pub(crate) fn is_open(&mut self) -> bool {
+        let Some(gate) = &self.gate else { return true };
+        match gate() {
+            Ok(false) if self.failed.is_none() => return false,
+            Err(reason) => self.failed = Some(TransferError::Gate(reason)),
+            Ok(_) => {}
+        }
+        self.gate = None;
+        true
     }
 
     /// Whether all pieces are posted, or none will be any more.

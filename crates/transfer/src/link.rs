@@ -19,6 +19,9 @@ use crate::wire::{Wire, WireError};
 /// While requests are outstanding, the side channel is read this often.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
+/// How often gates are tried that nothing else announces.
+const GATE_EVERY: Duration = Duration::from_micros(100);
+
 /// An announcement of ours.
 #[derive(Debug, Default)]
 struct Announcement {
@@ -88,7 +91,10 @@ impl Link {
 
     /// When this link must be looked at again.
     pub(crate) fn deadline(&self) -> Instant {
-        (self.sent + self.alive_every()).min(self.heard + self.silence)
+        let life = (self.sent + self.alive_every()).min(self.heard + self.silence);
+        // Jobs in the queue of an idle link wait for their gates.
+        let has_gates = !self.queue.is_empty() && self.lanes.are_idle();
+        if has_gates { life.min(Instant::now() + GATE_EVERY) } else { life }
     }
 
     fn alive_every(&self) -> Duration {
@@ -216,13 +222,21 @@ impl Link {
 
     fn post(&mut self) -> Result<bool, Gone> {
         let mut is_busy = false;
-        while let Some(&id) = self.queue.front() {
+        let mut closed = 0;
+        while let Some(&id) = self.queue.front()
+            && closed < self.queue.len()
+        {
             let Some(job) = self.jobs.get_mut(&id) else {
                 self.queue.pop_front();
                 continue;
             };
             if job.state.is_cancelled() && job.failed.is_none() {
                 job.failed = Some(TransferError::Cancelled);
+            }
+            if !job.is_open() {
+                closed += 1;
+                self.queue.rotate_left(1);
+                continue;
             }
             if !job.is_exhausted() {
                 let Some(lane) = self.lanes.with_room(&self.connection) else { break };

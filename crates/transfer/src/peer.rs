@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nobounce::RemoteRegion;
+use nobounce::memory::gpu::{StreamError, StreamEvent};
 
 use crate::error::{AgentError, Gone, TransferError};
 use crate::exports::Metadata;
 use crate::frame::MAX_TAG;
-use crate::job::{Direction, Job, JobPart};
+use crate::job::{Direction, Gate, Job, JobPart};
 use crate::memory::View;
 use crate::pieces::{self, Pages, Piece};
 use crate::shared::{Command, PeerShared, Shared};
@@ -206,6 +207,22 @@ impl Peer {
         parts: Vec<Part<'_>>,
         notify: Notify<'_>,
     ) -> Result<Transfer, TransferError> {
+        self.submit_after(direction, parts, notify, None)
+    }
+
+    /// As [`submit`](Self::submit), but no byte is read or written before the gate opens. It is tried
+    /// about every 100 us, by the agent's thread: it must not block. [`stream_gate`] makes one of a
+    /// CUDA stream.
+    ///
+    /// # Errors
+    /// As for [`write_pages`](Self::write_pages).
+    pub fn submit_after(
+        &self,
+        direction: Direction,
+        parts: Vec<Part<'_>>,
+        notify: Notify<'_>,
+        gate: Option<Gate>,
+    ) -> Result<Transfer, TransferError> {
         let mut bytes = 0_u64;
         for part in &parts {
             self.check(part)?;
@@ -218,7 +235,7 @@ impl Peer {
         });
         let (peer, state) = (self.inner.key, Arc::new(TransferState::new(self.shared.number())));
         let job = |announcement| {
-            let job = Job::new(state.clone(), direction, parts.collect(), bytes, announcement);
+            let job = Job::new(state.clone(), direction, parts.collect(), bytes, announcement, gate);
             Command::Submit { peer: self.inner.clone(), job: Box::new(job) }
         };
         match notify {
@@ -273,6 +290,21 @@ impl Peer {
     fn gone_error(&self, reason: Gone) -> TransferError {
         TransferError::PeerGone { peer: self.name().to_owned(), reason }
     }
+}
+
+/// A gate that opens when the work that a CUDA stream holds now is done; 0 is the default stream of this
+/// thread's context.
+///
+/// # Errors
+/// See [`StreamError`].
+///
+/// # Safety
+/// `stream` is the handle of a live stream of this thread's context.
+#[allow(unsafe_code)] // hands on what the caller promises
+pub unsafe fn stream_gate(stream: u64) -> Result<Gate, StreamError> {
+    // SAFETY: the caller's promise is the same.
+    let event = unsafe { StreamEvent::record(stream)? };
+    Ok(Box::new(move || event.is_reached().map_err(|error| error.to_string())))
 }
 
 fn checked(tag: &[u8]) -> Result<Vec<u8>, TransferError> {

@@ -193,12 +193,14 @@ fn interest(fd: RawFd, writable: bool) -> libc::pollfd {
 /// Waits until one of them is ready; forever without a timeout. Signals end it early.
 #[allow(unsafe_code)] // one system call
 pub(crate) fn wait(fds: &mut [libc::pollfd], timeout: Option<Duration>) {
-    // Rounded up: waking too early would be a turn for nothing.
-    let millis =
-        timeout.map_or(-1, |time| i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
     let count = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
-    // SAFETY: the slice is valid for as many entries.
-    let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, millis) };
+    let time = timeout.map(|time| libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the slice is valid for as many entries, and the time is there or null.
+    let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), count, time, std::ptr::null()) };
     if ready < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
         tracing::error!("poll: {}", io::Error::last_os_error());
     }

@@ -27,6 +27,12 @@ macro_rules! handles {
             /// No object: the default stream, or no context.
             pub const NULL: Self = Self(ptr::null_mut());
 
+            /// The handle that another library holds as a number.
+            #[must_use]
+            pub fn from_number(number: u64) -> Self {
+                Self(ptr::with_exposed_provenance_mut(usize::try_from(number).unwrap_or(0)))
+            }
+
             /// True for the null handle.
             #[must_use]
             pub fn is_null(self) -> bool {

@@ -30,6 +30,7 @@ mod range_error;
 pub mod region;
 mod rm;
 mod shadow;
+pub mod stream_event;
 mod watch;
 pub mod window;
 
@@ -40,4 +41,5 @@ pub use error::{CudaError, DriverError};
 pub use gpu_window::GpuWindow;
 pub use range::{GPU_PAGE, GpuRange, GpuRangeError, MemoryKind};
 pub use region::{Gone, GpuMemory, GpuOptions, RegisterError};
+pub use stream_event::{StreamError, StreamEvent};
 pub use window::{Method, WindowRefusal};

@@ -1,7 +1,10 @@
 //! Lists of pages: what moves, and what is refused.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use nobounce_transfer::{
-    AgentOptions, Direction, ListError, Notify, Pages, Part, Piece, Repeat, TransferError,
+    AgentOptions, Direction, Gate, ListError, Notify, Pages, Part, Piece, Repeat, TransferError,
 };
 
 use super::{Pair, SOON, bytes_of, fill, shuffled};
@@ -141,4 +144,39 @@ fn a_cancelled_transfer_ends_and_others_go_on() {
     ends.sort_by(|a, b| a.tag.cmp(&b.tag));
     assert!(format!("{:?}", ends[0].outcome).contains("Aborted"), "{ends:?}");
     assert!(format!("{:?}", ends[1].outcome).contains("Complete"), "{ends:?}");
+}
+
+#[test]
+fn a_gate_holds_a_transfer_back_and_no_other() {
+    let pair = Pair::new(4096, &options(1));
+    fill(&pair.local, 1);
+    let part = |at| {
+        vec![Part {
+            local: &pair.local,
+            remote: &pair.remote,
+            pieces: vec![Piece { local: at, remote: at, len: 64 }],
+        }]
+    };
+    let open = Arc::new(AtomicBool::new(false));
+    let gate = |open: &Arc<AtomicBool>| -> Gate {
+        let open = open.clone();
+        Box::new(move || Ok(open.load(Ordering::Relaxed)))
+    };
+    let held =
+        pair.peer.submit_after(Direction::Write, part(0), Notify::Tag(b"held"), Some(gate(&open))).unwrap();
+    let broken: Gate = Box::new(|| Err("the kernel failed".to_owned()));
+    let failed = pair.peer.submit_after(Direction::Write, part(64), Notify::Nothing, Some(broken)).unwrap();
+    assert_eq!(failed.wait(SOON), Err(TransferError::Gate("the kernel failed".to_owned())));
+    let free = pair.peer.submit(Direction::Write, part(128), Notify::Nothing).unwrap();
+    free.wait(SOON).unwrap();
+    assert!(bytes_of(&pair.exported)[..128].iter().all(|byte| *byte == 0) && held.result().is_none());
+    open.store(true, Ordering::Relaxed);
+    held.wait(SOON).unwrap();
+    assert_eq!(pair.target.notification(SOON).unwrap().tag, b"held");
+    let never = pair
+        .peer
+        .submit_after(Direction::Write, part(0), Notify::Nothing, Some(gate(&Arc::default())))
+        .unwrap();
+    never.cancel();
+    assert_eq!(never.wait(SOON), Err(TransferError::Cancelled));
 }
