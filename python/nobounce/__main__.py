@@ -1,0 +1,5 @@
+"""`python -m nobounce`: the command."""
+
+from ._command import main
+
+main()

@@ -1,0 +1,95 @@
+"""Awaiting in an event loop: the agent's descriptor wakes it, no thread polls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from . import _logging, _nobounce
+from .errors import Error
+
+_T = TypeVar("_T")
+
+
+class Loop:
+    """The futures of one agent in one event loop."""
+
+    def __init__(self, agent: _nobounce.Agent) -> None:
+        self._agent = agent
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._transfers: dict[int, list[asyncio.Future[None]]] = {}
+        self._others: set[asyncio.Future[None]] = set()
+
+    def _future(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed() and (self._transfers or self._others):
+                raise Error("this agent is awaited in another event loop: use one agent for each loop")
+            self._transfers.clear()
+            self._others.clear()
+            loop.add_reader(self._agent.event_fd(), self._take)
+            self._loop = loop
+        return loop.create_future()
+
+    def _take(self) -> None:
+        _logging.flush()
+        ended, others = self._agent.take_events()
+        for number in ended:
+            for future in self._transfers.pop(number, ()):
+                _resolve(future)
+        if others:
+            for future in list(self._others):
+                _resolve(future)
+
+    def transfer(self, transfer: _nobounce.Transfer) -> Generator[object, None, int]:
+        """Waits for its end. A cancelled task cancels the transfer."""
+        future = self._future()
+        waiting = self._transfers.setdefault(transfer.id, [])
+        waiting.append(future)
+        try:
+            # It may have ended before the future was there.
+            if not transfer.done():
+                yield from future
+        except asyncio.CancelledError:
+            transfer.cancel()
+            raise
+        finally:
+            if future in waiting:
+                waiting.remove(future)
+            if not waiting:
+                self._transfers.pop(transfer.id, None)
+        result = transfer.result()
+        assert result is not None
+        return result
+
+    async def until(self, look: Callable[[], _T | None], timeout: float | None) -> _T | None:
+        """What `look` gives, as soon as it gives something; None when the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            future = self._future()
+            self._others.add(future)
+            try:
+                found = look()
+                if found is not None:
+                    return found
+                left = None if deadline is None else deadline - loop.time()
+                if left is not None and left <= 0:
+                    return None
+                await asyncio.wait([future], timeout=left)
+            finally:
+                self._others.discard(future)
+
+    def close(self) -> None:
+        """The agent is going to close."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._agent.event_fd())
+            for future in [*self._others, *(one for many in self._transfers.values() for one in many)]:
+                _resolve(future)
+        self._loop = None
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

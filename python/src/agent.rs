@@ -1,0 +1,249 @@
+//! Agents.
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use nobounce::{Device, RegisterError, Require};
+use nobounce_transfer::{AgentError, AgentOptions, Event, Outcome};
+use pyo3::prelude::*;
+
+use crate::failure::{of_agent, raise};
+use crate::memory::Memory;
+use crate::peer::Peer;
+use crate::transfer::{duration, wait};
+
+#[pyclass(frozen, module = "nobounce")]
+#[derive(Debug)]
+pub(crate) struct Agent {
+    inner: RwLock<Option<nobounce_transfer::Agent>>,
+    require: Require,
+    process: u32,
+}
+
+/// A notification for the package: peer, generation, tag, outcome, bytes, reason.
+type Told = (String, u64, Vec<u8>, &'static str, u64, String);
+
+/// Bytes and operations of each path.
+type ByPath = HashMap<&'static str, (u64, u64)>;
+
+/// Counters by name, and paths by direction.
+type Stats = (HashMap<&'static str, u64>, HashMap<&'static str, ByPath>);
+
+#[pymethods]
+impl Agent {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        name: &str,
+        listen: Option<&str>,
+        device: Option<&str>,
+        lanes: usize,
+        silence: f64,
+        require: Option<&str>,
+    ) -> PyResult<Self> {
+        let require = match require {
+            None => Require::Any,
+            Some("direct") => Require::Direct,
+            Some(other) => {
+                return Err(raise("Error", format!("require={other:?}: expected \"direct\" or None")));
+            }
+        };
+        let options = AgentOptions { lanes, silence: duration(Some(silence)), ..AgentOptions::default() };
+        let opened = py.detach(|| -> Result<_, AgentError> {
+            let device = match device {
+                Some(name) => Device::open_named(name)?,
+                None => Device::open()?,
+            };
+            match listen {
+                Some(addr) => nobounce_transfer::Agent::listening(&device, name, addr, options),
+                None => nobounce_transfer::Agent::new(&device, name, options),
+            }
+        });
+        let inner = RwLock::new(Some(opened.map_err(|error| of_agent(&error))?));
+        Ok(Self { inner, require, process: std::process::id() })
+    }
+
+    #[getter]
+    fn name(&self) -> PyResult<String> {
+        self.with(|agent| agent.name().to_owned())
+    }
+
+    #[getter]
+    fn generation(&self) -> PyResult<u64> {
+        self.with(nobounce_transfer::Agent::generation)
+    }
+
+    #[getter]
+    fn address(&self) -> PyResult<Option<String>> {
+        self.with(|agent| agent.local_addr().map(|addr| addr.to_string()))
+    }
+
+    #[getter]
+    fn device(&self) -> PyResult<String> {
+        self.with(|agent| agent.device().nic().name().to_owned())
+    }
+
+    /// Registers memory that `owner` keeps alive.
+    fn register(&self, address: u64, nbytes: usize, is_gpu: bool, owner: Py<PyAny>) -> PyResult<Memory> {
+        let agent = self.agent()?;
+        let Some(agent) = &*agent else { return Err(closed()) };
+        let owner: nobounce_transfer::Owner = Box::new(owner);
+        let base = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
+        // SAFETY: the package has taken address and length from the owner, which lives as long.
+        let registered = unsafe {
+            if is_gpu {
+                agent.register_gpu_raw(address, nbytes, Some(owner))
+            } else {
+                agent.register_raw(base, nbytes, Some(owner))
+            }
+        };
+        let view = registered.map_err(|error| of_register(&error))?;
+        if self.require == Require::Direct && !view.region().paths().are_direct() {
+            let paths = view.region().paths();
+            return Err(raise(
+                "NotDirect",
+                format!("the memory would be staged: {paths}; nobounce doctor finds the cause"),
+            ));
+        }
+        Ok(Memory { view })
+    }
+
+    fn export(&self, name: &str, memory: &Memory) -> PyResult<()> {
+        self.with(|agent| agent.export(name, &memory.view))?.map_err(|error| of_agent(&error))
+    }
+
+    fn withdraw(&self, name: &str) -> PyResult<bool> {
+        self.with(|agent| agent.withdraw(name))
+    }
+
+    #[pyo3(signature = (address, timeout=10.0))]
+    fn connect(&self, py: Python<'_>, address: &str, timeout: Option<f64>) -> PyResult<Peer> {
+        let connect = || self.with(|agent| agent.connect(address, duration(timeout)));
+        peer(py.detach(connect)?)
+    }
+
+    #[pyo3(signature = (metadata, timeout=10.0))]
+    fn connect_to(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> PyResult<Peer> {
+        let connect = || self.with(|agent| agent.connect_to(metadata, duration(timeout)));
+        peer(py.detach(connect)?)
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Peer> {
+        let timeout = duration(timeout);
+        let found = wait(py, timeout, |slice| match self.with(|agent| agent.accept(slice)) {
+            Ok(Err(AgentError::NoPeer(_))) => None,
+            found => Some(found),
+        })?;
+        match found {
+            Some(found) => peer(found?),
+            None => Err(of_agent(&AgentError::NoPeer(timeout))),
+        }
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Told>> {
+        let found = wait(py, duration(timeout), |slice| {
+            self.with(|agent| agent.notification(slice))
+                .map_or_else(|error| Some(Err(error)), |found| found.map(Ok))
+        })?;
+        Ok(found.transpose()?.map(|found| {
+            let (outcome, bytes, reason) = match found.outcome {
+                Outcome::Complete { bytes } => ("complete", bytes, String::new()),
+                Outcome::Failed { reason } => ("failed", 0, reason),
+                Outcome::Aborted { reason } => ("aborted", 0, reason),
+            };
+            (found.peer, found.generation, found.tag, outcome, bytes, reason)
+        }))
+    }
+
+    #[pyo3(signature = (since=0))]
+    fn metadata(&self, since: u64) -> PyResult<(Vec<u8>, u64)> {
+        self.with(|agent| agent.metadata_since(since))
+    }
+
+    fn event_fd(&self) -> PyResult<RawFd> {
+        self.with(nobounce_transfer::Agent::event_fd)
+    }
+
+    /// Numbers of transfers that ended, and whether anything else happened.
+    fn take_events(&self) -> PyResult<(Vec<u64>, bool)> {
+        let events = self.with(nobounce_transfer::Agent::take_events)?;
+        let ended = events.iter().filter_map(|event| match event {
+            Event::Transfer(id) => Some(*id),
+            _ => None,
+        });
+        let ended: Vec<_> = ended.collect();
+        let others = ended.len() < events.len();
+        Ok((ended, others))
+    }
+
+    /// Counters, and bytes and operations by direction and path.
+    fn stats(&self) -> PyResult<Stats> {
+        self.with(|agent| {
+            let counters = agent.counters();
+            let counters = [
+                ("transfers", counters.transfers),
+                ("failed", counters.failed),
+                ("bytes", counters.bytes),
+                ("late_frames", counters.late_frames),
+            ];
+            let paths = agent.device().nic().path_counters();
+            let paths = [("in", paths.inbound), ("out", paths.outbound)].map(|(direction, totals)| {
+                let used = totals.list().into_iter().filter(|(_, tally)| tally.operations > 0);
+                let used = used.map(|(path, tally)| (path, (tally.bytes, tally.operations)));
+                (direction, used.collect())
+            });
+            (counters.into(), paths.into())
+        })
+    }
+
+    /// Ends it: peers see that it closed, and transfers in flight fail.
+    fn close(&self, py: Python<'_>) {
+        let agent = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(agent));
+    }
+}
+
+impl Agent {
+    fn agent(&self) -> PyResult<RwLockReadGuard<'_, Option<nobounce_transfer::Agent>>> {
+        if std::process::id() != self.process {
+            let message = "this agent belongs to the parent process: open one after the fork, or start workers by spawn";
+            return Err(raise("Error", message.to_owned()));
+        }
+        Ok(self.inner.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn with<T>(&self, run: impl FnOnce(&nobounce_transfer::Agent) -> T) -> PyResult<T> {
+        self.agent()?.as_ref().map(run).ok_or_else(closed)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // Its threads are the parent's.
+            std::mem::forget(self.inner.get_mut().map(Option::take));
+        }
+    }
+}
+
+fn closed() -> PyErr {
+    raise("Error", "the agent is closed".to_owned())
+}
+
+fn peer(found: Result<nobounce_transfer::Peer, AgentError>) -> PyResult<Peer> {
+    found.map(|inner| Peer { inner }).map_err(|error| of_agent(&error))
+}
+
+fn of_register(error: &RegisterError) -> PyErr {
+    let text = error.to_string();
+    // The path of memory that must be direct is refused by the device as well.
+    let name = if text.contains("NOBOUNCE_REQUIRE") || text.contains("would be staged") {
+        "NotDirect"
+    } else {
+        "Error"
+    };
+    raise(name, text)
+}

@@ -1,0 +1,44 @@
+//! Errors as the package's exceptions.
+
+use nobounce_transfer::{AgentError, TransferError};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+/// An exception of `nobounce.errors` with that name.
+pub(crate) fn raise(name: &str, message: String) -> PyErr {
+    Python::attach(|py| {
+        let made = py
+            .import("nobounce.errors")
+            .and_then(|errors| errors.getattr(name))
+            .and_then(|class| class.call1((message.clone(),)));
+        match made {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(_) => PyRuntimeError::new_err(message),
+        }
+    })
+}
+
+pub(crate) fn of_transfer(error: &TransferError) -> PyErr {
+    let name = match error {
+        TransferError::PeerGone { .. } => "PeerGone",
+        TransferError::Timeout(_) | TransferError::NoRegion { .. } => "Timeout",
+        TransferError::RemoteAccess { .. }
+        | TransferError::Withdrawn { .. }
+        | TransferError::Stale { .. }
+        | TransferError::RemoteClosed(_) => "RemoteAccessError",
+        TransferError::Cancelled => "Cancelled",
+        TransferError::List(_) | TransferError::Tag(_) => "ListError",
+        _ => "Error",
+    };
+    raise(name, error.to_string())
+}
+
+pub(crate) fn of_agent(error: &AgentError) -> PyErr {
+    let name = match error {
+        AgentError::NoPeer(_) => "Timeout",
+        AgentError::Connect(_) | AgentError::NoAgent { .. } => "ConnectError",
+        AgentError::Stale { .. } => "RemoteAccessError",
+        _ => "Error",
+    };
+    raise(name, error.to_string())
+}

@@ -1,0 +1,26 @@
+//! The compiled part of the Python package `nobounce`. Its Python part finds addresses of memory and
+//! speaks with event loops; this one holds agents, memory and transfers.
+
+#![allow(missing_docs)] // the classes are documented in the package's Python files
+
+mod agent;
+mod failure;
+mod log;
+mod memory;
+mod peer;
+mod transfer;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _nobounce(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    log::start();
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<agent::Agent>()?;
+    module.add_class::<memory::Memory>()?;
+    module.add_class::<peer::Peer>()?;
+    module.add_class::<peer::Remote>()?;
+    module.add_class::<peer::Announcement>()?;
+    module.add_class::<transfer::Transfer>()?;
+    module.add_function(wrap_pyfunction!(log::take_log, module)?)
+}

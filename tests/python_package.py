@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Builds the compiled part of the Python package for tests, and runs python/tests with each interpreter that is named.
+
+pytest, numpy, uvloop and mypy come from pip (cached below the target folder); exit 77 with the reason where they cannot be installed.
+"""
+import os
+import shutil
+import subprocess
+import sys
+
+from from_pip import ROOT, WAIVED
+
+TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
+PACKAGES = ["pytest", "numpy", "uvloop", "mypy"]
+
+
+def built():
+    """The folder with the package."""
+    environment = {**os.environ, "PYO3_BUILD_EXTENSION_MODULE": "1"}
+    subprocess.run(["cargo", "build", "--locked", "-q", "-p", "nobounce-python"], cwd=ROOT, env=environment, check=True)
+    folder = os.path.join(TARGET, "python")
+    package = os.path.join(folder, "nobounce")
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(os.path.join(ROOT, "python", "nobounce"), package, ignore=shutil.ignore_patterns("*.so", "_bin", "__pycache__"))
+    shutil.copy(os.path.join(TARGET, "debug", "lib_nobounce.so"), os.path.join(package, "_nobounce.abi3.so"))
+    return folder
+
+
+def environment(python):
+    """An interpreter with the packages."""
+    version = subprocess.run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=True).stdout.strip()
+    folder = os.path.join(TARGET, "clients", f"python{version}")
+    done = os.path.join(folder, ".complete")
+    if not os.path.exists(done):
+        shutil.rmtree(folder, ignore_errors=True)
+        for command in ([python, "-m", "venv", folder], [os.path.join(folder, "bin", "pip"), "install", "-q", *PACKAGES]):
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=400)
+            if ran.returncode != 0:
+                print(f"waived: {' '.join(command[:4])}: {(ran.stderr + ran.stdout).strip().splitlines()[-1:]}")
+                sys.exit(WAIVED)
+        with open(done, "w"):
+            pass
+    return version, os.path.join(folder, "bin", "python")
+
+
+def main():
+    folder = built()
+    for name in sys.argv[1:]:
+        version, python = environment(name)
+        print(f"Python {version}:", flush=True)
+        variables = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", os.path.join(ROOT, "python", "tests")], env=variables, check=True)
+        strict = [python, "-m", "mypy", "--strict", "--cache-dir", os.path.join(folder, "mypy"), os.path.join(folder, "nobounce")]
+        subprocess.run(strict, cwd=folder, check=True)
+
+
+main()
