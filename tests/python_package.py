@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the compiled part of the Python package for tests, and runs python/tests with each interpreter that is named.
+"""Builds the compiled part of the Python package for tests, and runs python/tests and the example with each interpreter that is named.
 
 pytest, numpy, uvloop and mypy come from pip (cached below the target folder); exit 77 with the reason where they cannot be installed.
 """
@@ -50,6 +50,9 @@ def main():
         print(f"Python {version}:", flush=True)
         variables = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", os.path.join(ROOT, "python", "tests")], env=variables, check=True)
+        for arguments in ([], ["--ranks", "2"], ["--kill"]):
+            example = [python, os.path.join(ROOT, "examples", "kv", "prefill_decode.py"), *arguments]
+            subprocess.run(example, env=variables, check=True, timeout=120)
         strict = [python, "-m", "mypy", "--strict", "--cache-dir", os.path.join(folder, "mypy"), os.path.join(folder, "nobounce")]
         subprocess.run(strict, cwd=folder, check=True)
 
