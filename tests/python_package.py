@@ -53,7 +53,7 @@ def main():
         for arguments in ([], ["--ranks", "2"], ["--kill"]):
             example = [python, os.path.join(ROOT, "examples", "kv", "prefill_decode.py"), *arguments]
             subprocess.run(example, env=variables, check=True, timeout=120)
-        strict = [python, "-m", "mypy", "--strict", "--cache-dir", os.path.join(folder, "mypy"), os.path.join(folder, "nobounce")]
+        strict = [python, "-m", "mypy", "--strict", "--config-file", os.path.join(ROOT, "python", "pyproject.toml"), "--cache-dir", os.path.join(folder, "mypy"), os.path.join(folder, "nobounce")]
         subprocess.run(strict, cwd=folder, check=True)
 
 

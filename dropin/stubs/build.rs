@@ -47,7 +47,9 @@ fn main() {
         if before == Some(*version) {
             continue;
         }
-        writeln!(nodes, "{version} {{ }} {};", before.unwrap_or_default())
+        // Linkers that take one version script only must find in it that all else is local.
+        let local = if before.is_none() { "local: *;" } else { "" };
+        writeln!(nodes, "{version} {{ {local} }} {};", before.unwrap_or_default())
             .expect("a string takes everything");
         before = Some(*version);
     }
