@@ -13,11 +13,12 @@ _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 
 
 class Bytes(NamedTuple):
-    """An address, a length, whether it is memory of a GPU, and what keeps it alive."""
+    """An address, a length, whether it is memory of a GPU and read-only, and what keeps it alive."""
 
     address: int
     nbytes: int
     is_gpu: bool
+    is_read_only: bool
     owner: object
 
 
@@ -47,7 +48,7 @@ def bytes_of(memory: Any) -> Bytes:
     """The bytes of an array, tensor or buffer; ListError says why they cannot be used in place."""
     if hasattr(memory, "__cuda_array_interface__"):
         return _of_cuda(memory)
-    if hasattr(memory, "__dlpack__"):
+    if hasattr(memory, "__dlpack__") and not hasattr(memory, "__array_interface__"):
         return _of_dlpack(memory)
     return _of_buffer(memory)
 
@@ -75,9 +76,7 @@ def _of_cuda(memory: Any) -> Bytes:
         strides = tuple(stride / item for stride in strides)
     _check_strides(memory, shape, strides)
     address, is_read_only = described["data"]
-    if is_read_only:
-        raise ListError(f"{_kind(memory)} is read-only: peers could not write to it; pass a writable array")
-    return Bytes(address or 0, math.prod(shape) * item, True, memory)
+    return Bytes(address or 0, math.prod(shape) * item, True, bool(is_read_only), memory)
 
 
 def _of_dlpack(memory: Any) -> Bytes:
@@ -91,20 +90,42 @@ def _of_dlpack(memory: Any) -> Bytes:
     strides = tuple(tensor.strides[at] for at in range(tensor.ndim)) if tensor.strides else None
     _check_strides(memory, shape, strides)
     nbytes = math.prod(shape) * ((tensor.bits * tensor.lanes + 7) // 8)
-    return Bytes((tensor.data or 0) + tensor.byte_offset, nbytes, device == _CUDA, (memory, capsule))
+    return Bytes((tensor.data or 0) + tensor.byte_offset, nbytes, device == _CUDA, _is_jax(memory), (memory, capsule))
+
+
+def _is_jax(memory: object) -> bool:
+    """Whether it is an array of jax: those never change, and DLPack does not say so."""
+    return type(memory).__module__.startswith(("jax", "jaxlib"))
 
 
 def _of_buffer(memory: Any) -> Bytes:
     try:
         view = memoryview(memory)
+    except ValueError:  # a type of numpy's that buffers do not know
+        return _of_dlpack(memory) if hasattr(memory, "__dlpack__") else _of_buffer(memory.view("u1"))
     except TypeError:
         raise ListError(f"{_kind(memory)} has no bytes to register: expected an array with __dlpack__ or __cuda_array_interface__, or a buffer") from None
     if not view.c_contiguous:
         raise ListError(f"{_kind(memory)} of shape {view.shape} is not contiguous (strides {view.strides} in bytes): pass a contiguous array, or its base and offsets")
-    if view.readonly:
-        raise ListError(f"{_kind(memory)} is read-only: peers could not write to it; pass a writable buffer such as a bytearray")
     if view.nbytes == 0:
-        return Bytes(0, 0, False, memory)
+        return Bytes(0, 0, False, view.readonly, memory)
+    if view.readonly:
+        return Bytes(_address_of(view), view.nbytes, False, True, (memory, view))
     # Holds the buffer as long as it lives.
-    held = (ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))
-    return Bytes(ctypes.addressof(held), view.nbytes, False, (memory, held))
+    held = ctypes.c_char.from_buffer(view)
+    return Bytes(ctypes.addressof(held), view.nbytes, False, False, (memory, held))
+
+
+class _Buffer(ctypes.Structure):
+    """The first fields of Py_buffer, and room for the others."""
+
+    _fields_ = [("buf", ctypes.c_void_p), ("others", ctypes.c_byte * 256)]
+
+
+def _address_of(view: memoryview) -> int:
+    """Of a read-only buffer, which ctypes gives no address of. The view holds it."""
+    found = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(found), 0)
+    address = found.buf or 0
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(found))
+    return int(address)

@@ -215,12 +215,13 @@ class Agent:
     def register(self, memory: Any) -> Memory:
         """Registers the bytes of an array, tensor or buffer in place, and keeps it alive as long.
 
-        Memory inside of a registration that is alive is not registered again.
+        Memory inside of a registration that is alive is not registered again. Read-only memory (bytes, arrays of jax) can be
+        written from and exported for reading.
         """
         if isinstance(memory, Memory):
             return memory
         found = bytes_of(memory)
-        return self._inner.register(found.address, found.nbytes, found.is_gpu, found.owner)
+        return self._inner.register(found.address, found.nbytes, found.is_gpu, found.is_read_only, found.owner)
 
     def export(self, name: str, memory: Any) -> Memory:
         """Lets all peers read and write the memory, by this name."""

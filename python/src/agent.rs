@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use nobounce::{Device, RegisterError, Require};
-use nobounce_transfer::{AgentError, AgentOptions, Event, Outcome};
+use nobounce_transfer::{AgentError, AgentOptions, Event, Foreign, Outcome};
 use pyo3::prelude::*;
 
 use crate::failure::{of_agent, raise};
@@ -85,19 +85,18 @@ impl Agent {
     }
 
     /// Registers memory that `owner` keeps alive.
-    fn register(&self, address: u64, nbytes: usize, is_gpu: bool, owner: Py<PyAny>) -> PyResult<Memory> {
-        let agent = self.agent()?;
-        let Some(agent) = &*agent else { return Err(closed()) };
+    fn register(
+        &self,
+        address: u64,
+        nbytes: usize,
+        is_gpu: bool,
+        is_read_only: bool,
+        owner: Py<PyAny>,
+    ) -> PyResult<Memory> {
+        let memory = Foreign { addr: address, len: nbytes, is_gpu, is_read_only };
         let owner: nobounce_transfer::Owner = Box::new(owner);
-        let base = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
         // SAFETY: the package has taken address and length from the owner, which lives as long.
-        let registered = unsafe {
-            if is_gpu {
-                agent.register_gpu_raw(address, nbytes, Some(owner))
-            } else {
-                agent.register_raw(base, nbytes, Some(owner))
-            }
-        };
+        let registered = self.with(|agent| unsafe { agent.register_raw(&memory, Some(owner)) })?;
         let view = registered.map_err(|error| of_register(&error))?;
         if self.require == Require::Direct && !view.region().paths().are_direct() {
             let paths = view.region().paths();

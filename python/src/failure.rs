@@ -27,7 +27,7 @@ pub(crate) fn of_transfer(error: &TransferError) -> PyErr {
         | TransferError::Stale { .. }
         | TransferError::RemoteClosed(_) => "RemoteAccessError",
         TransferError::Cancelled => "Cancelled",
-        TransferError::List(_) | TransferError::Tag(_) => "ListError",
+        TransferError::List(_) | TransferError::Tag(_) | TransferError::ReadOnly => "ListError",
         _ => "Error",
     };
     raise(name, error.to_string())

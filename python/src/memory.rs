@@ -29,6 +29,11 @@ impl Memory {
     }
 
     #[getter]
+    fn is_read_only(&self) -> bool {
+        self.view.is_read_only()
+    }
+
+    #[getter]
     fn paths(&self) -> String {
         self.view.region().paths().to_string()
     }

@@ -14,7 +14,7 @@ use crate::error::AgentError;
 use crate::exports::Metadata;
 use crate::frame::MAX_NAME;
 use crate::greet::greet;
-use crate::memory::{Owner, View};
+use crate::memory::{Foreign, Owner, View};
 use crate::notification::Notification;
 use crate::peer::Peer;
 use crate::service::{Service, wait};
@@ -185,8 +185,8 @@ impl Agent {
         Ok(View::of(self.device.register(len)?))
     }
 
-    /// Registers host memory of the caller, which `owner` keeps alive. Memory inside of a registration
-    /// that is alive is not registered again.
+    /// Registers memory of the caller, which `owner` keeps alive. Memory inside of a registration that
+    /// is alive is not registered again.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -195,32 +195,9 @@ impl Agent {
     /// The memory is valid while `owner` lives, or without one while a view of it does. No Rust
     /// reference to it exists while transfers change it.
     #[allow(unsafe_code)] // hands on what the caller promises
-    pub unsafe fn register_raw(
-        &self,
-        base: *mut u8,
-        len: usize,
-        owner: Option<Owner>,
-    ) -> Result<View, RegisterError> {
+    pub unsafe fn register_raw(&self, memory: &Foreign, owner: Option<Owner>) -> Result<View, RegisterError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.shared.registrations.host(&self.device, base, len, owner) }
-    }
-
-    /// The same for memory of a GPU.
-    ///
-    /// # Errors
-    /// See [`RegisterError`].
-    ///
-    /// # Safety
-    /// As for [`register_raw`](Self::register_raw).
-    #[allow(unsafe_code)] // hands on what the caller promises
-    pub unsafe fn register_gpu_raw(
-        &self,
-        addr: u64,
-        len: usize,
-        owner: Option<Owner>,
-    ) -> Result<View, RegisterError> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.shared.registrations.gpu(&self.device, addr, len, owner) }
+        unsafe { self.shared.registrations.view(&self.device, memory, owner) }
     }
 
     /// Exports memory by name: all peers may read and write it, now and later. The name replaces an

@@ -77,6 +77,9 @@ pub enum TransferError {
     /// The list is invalid; nothing was posted.
     #[error(transparent)]
     List(#[from] ListError),
+    /// The local memory is read-only.
+    #[error("the local memory is read-only: a transfer cannot read into it")]
+    ReadOnly,
     /// The tag is too long.
     #[error("a tag of {0} bytes: the limit is {max}", max = crate::frame::MAX_TAG)]
     Tag(usize),

@@ -79,7 +79,7 @@ pub use agent::{Agent, AgentOptions};
 pub use error::{AgentError, Gone, TransferError};
 pub use frame::{MAX_NAME, MAX_TAG};
 pub use job::{Direction, Gate};
-pub use memory::{Owner, View};
+pub use memory::{Foreign, Owner, View};
 pub use notification::{Notification, Outcome};
 pub use peer::{Announcement, Notify, Part, Peer, Remote, stream_gate};
 pub use pieces::{ListError, Pages, Piece, Repeat};

@@ -4,15 +4,29 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use nobounce::{Device, GpuOptions, Region, RegisterError};
+use nobounce::{Access, Device, GpuOptions, Region, RegisterError};
 
 /// Keeps memory alive while it is registered.
 pub type Owner = Box<dyn Any + Send + Sync>;
+
+/// Memory that a caller owns.
+#[derive(Debug)]
+pub struct Foreign {
+    /// Its address: in this process, or on a GPU.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: usize,
+    /// Whether it is memory of a GPU.
+    pub is_gpu: bool,
+    /// Whether nothing may write to it. Peers can read it, and transfers can be written from it.
+    pub is_read_only: bool,
+}
 
 /// A registration and what keeps its memory alive.
 struct Registration {
     // Fields drop in this order: memory is deregistered before its owner lets it go.
     region: Region,
+    is_read_only: bool,
     _owner: Option<Owner>,
 }
 
@@ -38,7 +52,7 @@ impl View {
 
     /// Memory that is registered already.
     pub fn of(region: Region) -> Self {
-        Self::whole(Arc::new(Registration { region, _owner: None }))
+        Self::whole(Arc::new(Registration { region, is_read_only: false, _owner: None }))
     }
 
     /// A part of it; `None` if it is not inside.
@@ -68,78 +82,63 @@ impl View {
         &self.registration.region
     }
 
+    /// Whether nothing may write to it.
+    pub fn is_read_only(&self) -> bool {
+        self.registration.is_read_only
+    }
+
     /// Offset of its first byte in the region.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 }
 
-/// Where memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
-    Host,
-    Gpu,
-}
+/// Where memory is and whether it is read-only, then its address.
+type Key = (bool, bool, u64);
 
 /// The registrations of an agent that are alive, by address. Memory inside of one is not registered
 /// again: its owner keeps the memory from being freed, so the addresses mean the same memory.
 #[derive(Debug, Default)]
 pub(crate) struct Registrations {
-    alive: Mutex<BTreeMap<(Place, u64), Weak<Registration>>>,
+    alive: Mutex<BTreeMap<Key, Weak<Registration>>>,
 }
 
 impl Registrations {
     /// # Safety
-    /// As for [`Device::register_raw`]: the memory stays valid while `owner` lives, or while a view of
-    /// it does.
-    pub(crate) unsafe fn host(
+    /// As for [`Device::register_raw`] and [`Device::register_gpu_raw`]: the memory stays valid while
+    /// `owner` lives, or without one while a view of it does.
+    pub(crate) unsafe fn view(
         &self,
         device: &Device,
-        base: *mut u8,
-        len: usize,
+        memory: &Foreign,
         owner: Option<Owner>,
     ) -> Result<View, RegisterError> {
-        // SAFETY: the caller's promise.
-        let register = || unsafe { device.register_raw(base, len, Region::ALL) };
-        self.view((Place::Host, base as u64), len as u64, owner, register)
-    }
-
-    /// # Safety
-    /// As for [`Device::register_gpu_raw`], while `owner` or a view lives.
-    pub(crate) unsafe fn gpu(
-        &self,
-        device: &Device,
-        addr: u64,
-        len: usize,
-        owner: Option<Owner>,
-    ) -> Result<View, RegisterError> {
-        // SAFETY: the caller's promise.
-        let register = || unsafe { device.register_gpu_raw(addr, len, Region::ALL, &GpuOptions::default()) };
-        self.view((Place::Gpu, addr), len as u64, owner, register)
-    }
-
-    fn view(
-        &self,
-        at: (Place, u64),
-        len: u64,
-        owner: Option<Owner>,
-        register: impl FnOnce() -> Result<Region, RegisterError>,
-    ) -> Result<View, RegisterError> {
+        let &Foreign { addr, len, is_gpu, is_read_only } = memory;
+        let key = (is_gpu, is_read_only, addr);
         let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(view) = find(&alive, at, len) {
+        if let Some(view) = find(&alive, key, len as u64) {
             return Ok(view);
         }
-        let registration = Arc::new(Registration { region: register()?, _owner: owner });
+        let access = if is_read_only { Access::REMOTE_READ } else { Region::ALL };
+        let region = if is_gpu {
+            // SAFETY: the caller's promise.
+            unsafe { device.register_gpu_raw(addr, len, access, &GpuOptions::default())? }
+        } else {
+            let base = std::ptr::with_exposed_provenance_mut(usize::try_from(addr).unwrap_or(0));
+            // SAFETY: the caller's promise.
+            unsafe { device.register_raw(base, len, access)? }
+        };
+        let registration = Arc::new(Registration { region, is_read_only, _owner: owner });
         if alive.len() > 64 && alive.len().is_power_of_two() {
             alive.retain(|_, registration| registration.strong_count() > 0);
         }
-        alive.insert(at, Arc::downgrade(&registration));
+        alive.insert(key, Arc::downgrade(&registration));
         Ok(View::whole(registration))
     }
 }
 
-fn find(alive: &BTreeMap<(Place, u64), Weak<Registration>>, at: (Place, u64), len: u64) -> Option<View> {
-    let (&(place, base), registration) = alive.range(..=at).next_back()?;
-    let registration = registration.upgrade().filter(|_| place == at.0)?;
-    View::whole(registration).part(at.1 - base, len)
+fn find(alive: &BTreeMap<Key, Weak<Registration>>, key: Key, len: u64) -> Option<View> {
+    let (&(is_gpu, is_read_only, base), registration) = alive.range(..=key).next_back()?;
+    let registration = registration.upgrade().filter(|_| (is_gpu, is_read_only) == (key.0, key.1))?;
+    View::whole(registration).part(key.2 - base, len)
 }

@@ -225,6 +225,9 @@ impl Peer {
     ) -> Result<Transfer, TransferError> {
         let mut bytes = 0_u64;
         for part in &parts {
+            if direction == Direction::Read && part.local.is_read_only() {
+                return Err(TransferError::ReadOnly);
+            }
             self.check(part)?;
             bytes += pieces::check(&part.pieces, part.local.len(), part.remote.len())?;
         }

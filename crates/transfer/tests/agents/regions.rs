@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use nobounce_transfer::{Agent, AgentError, AgentOptions, Gone, Notify, Piece, TransferError};
+use nobounce_transfer::{
+    Agent, AgentError, AgentOptions, Foreign, Gone, Notify, Outcome, Piece, TransferError,
+};
 
 use super::{Pair, SOON, addr, bytes_of, device, fill};
 
@@ -84,9 +86,12 @@ fn a_restarted_agent_is_another_peer() {
 fn views_of_one_buffer_share_its_registration() {
     let agent = Agent::new(&device(), "one", AgentOptions::default()).unwrap();
     let mut buffer = vec![0_u8; 1 << 20];
-    let base = buffer.as_mut_ptr();
-    // SAFETY: the buffer outlives all views, and is not used otherwise.
-    let register = |at: usize, len| unsafe { agent.register_raw(base.add(at), len, None).unwrap() };
+    let base = buffer.as_mut_ptr().expose_provenance() as u64;
+    let register = |at: u64, len| {
+        let memory = Foreign { addr: base + at, len, is_gpu: false, is_read_only: false };
+        // SAFETY: the buffer outlives all views, and is not used otherwise.
+        unsafe { agent.register_raw(&memory, None).unwrap() }
+    };
     let whole = register(0, 1 << 20);
     let views: Vec<_> = (0..1000).map(|at| register(at * 1024, 1024)).collect();
     let keys: std::collections::BTreeSet<_> = views.iter().map(|view| view.region().mr().rkey()).collect();
@@ -95,4 +100,28 @@ fn views_of_one_buffer_share_its_registration() {
     drop((whole, views));
     let again = register(1024, 1024);
     assert_eq!(again.offset(), 0, "nothing is left of the first registration");
+}
+
+#[test]
+fn read_only_memory_is_sent_and_never_written() {
+    static WORDS: [u8; 4096] = [7; 4096];
+    let pair = Pair::new(4096, &AgentOptions::default());
+    let addr = WORDS.as_ptr().expose_provenance() as u64;
+    let memory = Foreign { addr, len: 4096, is_gpu: false, is_read_only: true };
+    // SAFETY: static memory, which is only read.
+    let words = unsafe { pair.initiator.register_raw(&memory, None).unwrap() };
+    let whole = [Piece { local: 0, remote: 0, len: 4096 }];
+    pair.peer.write_list(&words, &pair.remote, &whole, Notify::Nothing).unwrap().wait(SOON).unwrap();
+    assert!(bytes_of(&pair.exported) == WORDS);
+    let refused = pair.peer.read_list(&words, &pair.remote, &whole, Notify::Nothing);
+    assert_eq!(refused.unwrap_err(), TransferError::ReadOnly);
+    // A peer may read it, and is refused when it writes.
+    pair.initiator.export("words", &words).unwrap();
+    let back = pair.target.accept(SOON).unwrap();
+    let (theirs, local) = (back.region("words", SOON).unwrap(), pair.target.register(4096).unwrap());
+    back.read_list(&local, &theirs, &whole, Notify::Nothing).unwrap().wait(SOON).unwrap();
+    assert!(bytes_of(&local) == WORDS);
+    let write = back.write_list(&local, &theirs, &whole, Notify::Tag(b"wrong")).unwrap();
+    assert!(matches!(write.wait(SOON), Err(TransferError::RemoteAccess { .. })));
+    assert!(matches!(pair.initiator.notification(SOON).unwrap().outcome, Outcome::Failed { .. }));
 }
