@@ -76,7 +76,9 @@ def _of_cuda(memory: Any) -> Bytes:
         strides = tuple(stride / item for stride in strides)
     _check_strides(memory, shape, strides)
     address, is_read_only = described["data"]
-    return Bytes(address or 0, math.prod(shape) * item, True, bool(is_read_only), memory)
+    # A tensor of torch may be given other storage while it lives.
+    storage = memory.untyped_storage() if hasattr(memory, "untyped_storage") else None
+    return Bytes(address or 0, math.prod(shape) * item, True, bool(is_read_only), (memory, storage))
 
 
 def _of_dlpack(memory: Any) -> Bytes:
@@ -102,7 +104,9 @@ def _of_buffer(memory: Any) -> Bytes:
     try:
         view = memoryview(memory)
     except ValueError:  # a type of numpy's that buffers do not know
-        return _of_dlpack(memory) if hasattr(memory, "__dlpack__") else _of_buffer(memory.view("u1"))
+        if not memory.flags.c_contiguous:
+            raise ListError(f"{_kind(memory)} of shape {memory.shape} is not contiguous: pass a contiguous array, or its base and offsets") from None
+        return _of_buffer(memory.reshape(-1).view("u1"))
     except TypeError:
         raise ListError(f"{_kind(memory)} has no bytes to register: expected an array with __dlpack__ or __cuda_array_interface__, or a buffer") from None
     if not view.c_contiguous:

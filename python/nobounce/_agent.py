@@ -297,8 +297,8 @@ class Agent:
 
     def close(self) -> None:
         """Ends it: peers see that it closed, and transfers in flight fail."""
-        self._loop.close()
         self._inner.close()
+        self._loop.close()
         _logging.flush()
 
 

@@ -18,22 +18,39 @@ class Loop:
     def __init__(self, agent: _nobounce.Agent) -> None:
         self._agent = agent
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._descriptor = -1
+        self._is_closed = False
         self._transfers: dict[int, list[asyncio.Future[None]]] = {}
         self._others: set[asyncio.Future[None]] = set()
 
     def _future(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
+        if self._is_closed:
+            raise Error("the agent is closed")
         if self._loop is not loop:
-            if self._loop is not None and not self._loop.is_closed() and (self._transfers or self._others):
+            if self._is_in_use():
                 raise Error("this agent is awaited in another event loop: use one agent for each loop")
-            self._transfers.clear()
-            self._others.clear()
-            loop.add_reader(self._agent.event_fd(), self._take)
+            self._leave()
+            self._descriptor = self._agent.event_fd()
+            loop.add_reader(self._descriptor, self._take)
             self._loop = loop
         return loop.create_future()
 
+    def _is_in_use(self) -> bool:
+        return self._loop is not None and not self._loop.is_closed() and bool(self._transfers or self._others)
+
+    def _leave(self) -> None:
+        """Ends the reader in the loop that has it, which another thread may run."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.remove_reader, self._descriptor)
+        self._loop = None
+        self._transfers.clear()
+        self._others.clear()
+
     def _take(self) -> None:
         _logging.flush()
+        if self._is_closed:
+            return
         ended, others = self._agent.take_events()
         for number in ended:
             for future in self._transfers.pop(number, ()):
@@ -43,22 +60,26 @@ class Loop:
                 _resolve(future)
 
     def transfer(self, transfer: _nobounce.Transfer) -> Generator[object, None, int]:
-        """Waits for its end. A cancelled task cancels the transfer."""
-        future = self._future()
-        waiting = self._transfers.setdefault(transfer.id, [])
-        waiting.append(future)
-        try:
-            # It may have ended before the future was there.
-            if not transfer.done():
-                yield from future
-        except asyncio.CancelledError:
-            transfer.cancel()
-            raise
-        finally:
-            if future in waiting:
-                waiting.remove(future)
-            if not waiting:
-                self._transfers.pop(transfer.id, None)
+        """Waits for its end. A cancelled task cancels the transfer, and goes on when no request of it is left: its memory may be
+        used again then."""
+        cancelled: asyncio.CancelledError | None = None
+        while not transfer.done():
+            future = self._future()
+            waiting = self._transfers.setdefault(transfer.id, [])
+            waiting.append(future)
+            try:
+                if transfer.watch():
+                    yield from future
+            except asyncio.CancelledError as error:
+                cancelled = error
+                transfer.cancel()
+            finally:
+                if future in waiting:
+                    waiting.remove(future)
+                if not waiting and self._transfers.get(transfer.id) is waiting:
+                    del self._transfers[transfer.id]
+        if cancelled is not None:
+            raise cancelled
         result = transfer.result()
         assert result is not None
         return result
@@ -82,12 +103,14 @@ class Loop:
                 self._others.discard(future)
 
     def close(self) -> None:
-        """The agent is going to close."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._agent.event_fd())
-            for future in [*self._others, *(one for many in self._transfers.values() for one in many)]:
-                _resolve(future)
-        self._loop = None
+        """The agent is closed: what is awaited has ended."""
+        self._is_closed = True
+        waiting = [*self._others, *(one for many in self._transfers.values() for one in many)]
+        for future in waiting:
+            loop = future.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, future)
+        self._leave()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

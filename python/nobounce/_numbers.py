@@ -26,7 +26,7 @@ def _of_numpy(numbers: Any) -> tuple[tuple[int, int], object]:
     described = numbers.__array_interface__
     if described["typestr"][1] not in "iu":
         raise ListError(f"an index array of type {described['typestr']}: expected integers")
-    if described["typestr"] not in ("<i8", "<u8") or described.get("strides") is not None:
+    if described["typestr"] not in ("<i8", "<u8") or described.get("strides") is not None or described["data"][0] % 8:
         numbers = numbers.astype("<i8", order="C", casting="same_kind" if described["typestr"][1] == "i" else "unsafe")
         described = numbers.__array_interface__
     count = 1

@@ -23,6 +23,8 @@ from ._agent import Agent, Announcement, Memory, Peer, Remote, Transfer
 from .errors import ListError
 
 _GEOMETRY = "geometry"
+_MAX_GEOMETRY = 4096
+_MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,17 @@ class RemoteCache:
 
     def __init__(self, peer: Peer, name: str, timeout: float | None = 10.0) -> None:
         described = peer.region(f"{name}/{_GEOMETRY}", timeout)
+        if described.nbytes > _MAX_GEOMETRY:
+            raise ListError(f"peer {peer.name} describes cache {name!r} in {described.nbytes} bytes: that is no cache of nobounce.kv")
         text = bytearray(described.nbytes)
         peer.read(text, described).wait(timeout)
         self.peer, self.name = peer, name
-        self.geometry = Geometry(**json.loads(text))
+        try:
+            self.geometry = Geometry(**json.loads(text))
+        except (TypeError, ValueError):
+            raise ListError(f"peer {peer.name} describes cache {name!r} in another way: use the same nobounce") from None
+        if not 0 < self.geometry.layers <= _MAX_LAYERS:
+            raise ListError(f"a cache of {self.geometry.layers} layers")
         self.regions: list[Remote] = [peer.region(f"{name}/{layer}", timeout) for layer in range(self.geometry.layers)]
 
 

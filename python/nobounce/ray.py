@@ -14,7 +14,9 @@ Ray calls the interface alpha; tried with Ray 2.60. Without NOBOUNCE_ADDR, actor
 from __future__ import annotations
 
 import os
+import socket
 import threading
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +55,7 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
         with self._lock:
             if self._opened is None:
                 host = "0.0.0.0" if "NOBOUNCE_ADDR" in os.environ else "127.0.0.1"
-                self._opened = Agent(f"ray-{os.getpid()}", listen=f"{host}:0")
+                self._opened = Agent(f"ray-{socket.gethostname()}-{uuid.uuid4()}", listen=f"{host}:0")
             return self._opened
 
     def tensor_transport_backend(self) -> str:
@@ -107,17 +109,19 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
         if metadata.tensor_device == "cuda":
             torch.cuda.synchronize()
         peer = self._peer(metadata)
+        regions = [(tensor, peer.region(name, TIMEOUT)) for name, tensor in zip(metadata.names, tensors) if name]
         with self._lock:
             if obj_id in self._aborted:
                 self._aborted.discard(obj_id)
                 raise Cancelled(f"the transfer of {obj_id} was aborted")
-        transfers = [peer.read(tensor, peer.region(name, TIMEOUT)) for name, tensor in zip(metadata.names, tensors) if name]
-        self._running[obj_id] = transfers
+            transfers = self._running[obj_id] = [peer.read(tensor, region) for tensor, region in regions]
         try:
             for transfer in transfers:
                 transfer.wait(TIMEOUT)
         finally:
-            self._running.pop(obj_id, None)
+            with self._lock:
+                self._running.pop(obj_id, None)
+                self._aborted.discard(obj_id)
         return tensors
 
     def _peer(self, metadata: Metadata) -> Peer:
@@ -139,9 +143,11 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
         with self._lock:
-            self._aborted.add(obj_id)
-        for transfer in self._running.get(obj_id, ()):
-            transfer.cancel()
+            running = self._running.get(obj_id)
+            if running is None:
+                self._aborted.add(obj_id)
+            for transfer in running or ():
+                transfer.cancel()
 
 
 def register() -> None:

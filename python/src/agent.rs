@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce::{Device, RegisterError, Require};
 use nobounce_transfer::{AgentError, AgentOptions, Event, Foreign, Outcome};
 use pyo3::prelude::*;
 
-use crate::failure::{of_agent, raise};
+use crate::failure::{check_process, of_agent, raise};
 use crate::memory::Memory;
 use crate::peer::Peer;
 use crate::transfer::{duration, wait};
@@ -16,7 +16,7 @@ use crate::transfer::{duration, wait};
 #[pyclass(frozen, module = "nobounce")]
 #[derive(Debug)]
 pub(crate) struct Agent {
-    inner: RwLock<Option<nobounce_transfer::Agent>>,
+    inner: Mutex<Option<Arc<nobounce_transfer::Agent>>>,
     require: Require,
     process: u32,
 }
@@ -60,7 +60,7 @@ impl Agent {
                 None => nobounce_transfer::Agent::new(&device, name, options),
             }
         });
-        let inner = RwLock::new(Some(opened.map_err(|error| of_agent(&error))?));
+        let inner = Mutex::new(Some(Arc::new(opened.map_err(|error| of_agent(&error))?)));
         Ok(Self { inner, require, process: std::process::id() })
     }
 
@@ -119,13 +119,13 @@ impl Agent {
     #[pyo3(signature = (address, timeout=10.0))]
     fn connect(&self, py: Python<'_>, address: &str, timeout: Option<f64>) -> PyResult<Peer> {
         let connect = || self.with(|agent| agent.connect(address, duration(timeout)));
-        peer(py.detach(connect)?)
+        self.peer(py.detach(connect)?)
     }
 
     #[pyo3(signature = (metadata, timeout=10.0))]
     fn connect_to(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> PyResult<Peer> {
         let connect = || self.with(|agent| agent.connect_to(metadata, duration(timeout)));
-        peer(py.detach(connect)?)
+        self.peer(py.detach(connect)?)
     }
 
     #[pyo3(signature = (timeout=None))]
@@ -136,7 +136,7 @@ impl Agent {
             found => Some(found),
         })?;
         match found {
-            Some(found) => peer(found?),
+            Some(found) => self.peer(found?),
             None => Err(of_agent(&AgentError::NoPeer(timeout))),
         }
     }
@@ -200,40 +200,49 @@ impl Agent {
 
     /// Ends it: peers see that it closed, and transfers in flight fail.
     fn close(&self, py: Python<'_>) {
-        let agent = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(agent));
+        let agent = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if std::process::id() != self.process {
+            // Its threads and descriptors are the parent's.
+            std::mem::forget(agent);
+            return;
+        }
+        // Other threads may wait for the interpreter while they use it.
+        py.detach(|| {
+            if let Some(agent) = agent {
+                agent.close();
+            }
+        });
     }
 }
 
 impl Agent {
-    fn agent(&self) -> PyResult<RwLockReadGuard<'_, Option<nobounce_transfer::Agent>>> {
-        if std::process::id() != self.process {
-            let message = "this agent belongs to the parent process: open one after the fork, or start workers by spawn";
-            return Err(raise("Error", message.to_owned()));
-        }
-        Ok(self.inner.read().unwrap_or_else(PoisonError::into_inner))
+    fn peer(&self, found: Result<nobounce_transfer::Peer, AgentError>) -> PyResult<Peer> {
+        let found = found.map(|inner| Peer { inner, process: self.process });
+        found.map_err(|error| of_agent(&error))
     }
 
     fn with<T>(&self, run: impl FnOnce(&nobounce_transfer::Agent) -> T) -> PyResult<T> {
-        self.agent()?.as_ref().map(run).ok_or_else(closed)
+        check_process(self.process)?;
+        // No lock is held while it runs, nor while an exception is made.
+        let agent = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        agent.map(|agent| run(&agent)).ok_or_else(closed)
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        let agent = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if std::process::id() != self.process {
             // Its threads are the parent's.
-            std::mem::forget(self.inner.get_mut().map(Option::take));
+            std::mem::forget(agent);
+        } else if let Some(agent) = agent {
+            Python::attach(|py| py.detach(|| drop(agent)));
         }
     }
 }
 
 fn closed() -> PyErr {
     raise("Error", "the agent is closed".to_owned())
-}
-
-fn peer(found: Result<nobounce_transfer::Peer, AgentError>) -> PyResult<Peer> {
-    found.map(|inner| Peer { inner }).map_err(|error| of_agent(&error))
 }
 
 fn of_register(error: &RegisterError) -> PyErr {

@@ -18,6 +18,16 @@ pub(crate) fn raise(name: &str, message: String) -> PyErr {
     })
 }
 
+/// Objects of a parent process cannot be used: its threads are not here.
+pub(crate) fn check_process(process: u32) -> PyResult<()> {
+    if std::process::id() == process {
+        return Ok(());
+    }
+    let message =
+        "this object belongs to the parent process: open an agent after the fork, or start workers by spawn";
+    Err(raise("Error", message.to_owned()))
+}
+
 pub(crate) fn of_transfer(error: &TransferError) -> PyErr {
     let name = match error {
         TransferError::PeerGone { .. } => "PeerGone",
@@ -27,7 +37,10 @@ pub(crate) fn of_transfer(error: &TransferError) -> PyErr {
         | TransferError::Stale { .. }
         | TransferError::RemoteClosed(_) => "RemoteAccessError",
         TransferError::Cancelled => "Cancelled",
-        TransferError::List(_) | TransferError::Tag(_) | TransferError::ReadOnly => "ListError",
+        TransferError::List(_)
+        | TransferError::Tag(_)
+        | TransferError::ReadOnly
+        | TransferError::OtherAgent => "ListError",
         _ => "Error",
     };
     raise(name, error.to_string())

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use nobounce_transfer::{Direction, Notify, Pages, Part, Piece, Repeat, TransferError, stream_gate};
 use pyo3::prelude::*;
 
-use crate::failure::{of_agent, of_transfer, raise};
+use crate::failure::{check_process, of_agent, of_transfer, raise};
 use crate::memory::Memory;
 use crate::transfer::{Transfer, duration, wait};
 
@@ -70,6 +70,7 @@ impl Announcement {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) inner: nobounce_transfer::Peer,
+    pub(crate) process: u32,
 }
 
 /// A list of numbers that the caller holds: their address and how many.
@@ -114,6 +115,7 @@ impl Peer {
 
     #[pyo3(signature = (name, timeout=None))]
     fn region(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Remote> {
+        check_process(self.process)?;
         let timeout = duration(timeout);
         let found = wait(py, timeout, |slice| match self.inner.region(name, slice) {
             Err(TransferError::NoRegion { .. }) => None,
@@ -132,11 +134,14 @@ impl Peer {
         self.inner.add_metadata(metadata).map_err(|error| of_agent(&error))
     }
 
-    fn close(&self) {
+    fn close(&self) -> PyResult<()> {
+        check_process(self.process)?;
         self.inner.close();
+        Ok(())
     }
 
     fn announce(&self, tag: &[u8]) -> PyResult<Announcement> {
+        check_process(self.process)?;
         let inner = self.inner.announce(tag).map_err(|error| of_transfer(&error))?;
         Ok(Announcement { inner: Mutex::new(Some(inner)) })
     }
@@ -212,6 +217,7 @@ impl Peer {
         announcement: Option<&Announcement>,
         after: Option<u64>,
     ) -> PyResult<Transfer> {
+        check_process(self.process)?;
         // SAFETY: the package has the handle from a stream object that the caller holds.
         let gate = after.map(|stream| unsafe { stream_gate(stream) }).transpose();
         let gate = gate.map_err(|error| raise("Error", error.to_string()))?;
@@ -235,6 +241,6 @@ impl Peer {
             (None, None) => Notify::Nothing,
         };
         let submitted = self.inner.submit_after(direction, parts, notify, gate);
-        submitted.map(|inner| Transfer { inner }).map_err(|error| of_transfer(&error))
+        submitted.map(|inner| Transfer { inner, process: self.process }).map_err(|error| of_transfer(&error))
     }
 }

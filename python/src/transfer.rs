@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nobounce_transfer::TransferError;
 use pyo3::prelude::*;
 
-use crate::failure::of_transfer;
+use crate::failure::{check_process, of_transfer};
 
 /// How often a waiting thread looks for signals such as Ctrl-C.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -14,7 +14,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub(crate) const EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 pub(crate) fn duration(seconds: Option<f64>) -> Duration {
-    seconds.map_or(EVER, |seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(EVER))
+    seconds.map_or(EVER, |seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(EVER).min(EVER))
 }
 
 /// Calls `wait` with short timeouts, without the GIL, until it gives something or the time is over.
@@ -40,6 +40,7 @@ pub(crate) fn wait<T: Send>(
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) inner: nobounce_transfer::Transfer,
+    pub(crate) process: u32,
 }
 
 #[pymethods]
@@ -64,6 +65,7 @@ impl Transfer {
 
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
+        check_process(self.process)?;
         let timeout = duration(timeout);
         let ended = wait(py, timeout, |slice| match self.inner.wait(slice) {
             Err(TransferError::Timeout(_)) => None,
@@ -76,7 +78,15 @@ impl Transfer {
         }
     }
 
-    fn cancel(&self) {
+    fn cancel(&self) -> PyResult<()> {
+        check_process(self.process)?;
         self.inner.cancel();
+        Ok(())
+    }
+
+    /// Makes its end an event of the agent; false if it has ended already.
+    fn watch(&self) -> PyResult<bool> {
+        check_process(self.process)?;
+        Ok(self.inner.watch())
     }
 }

@@ -69,6 +69,7 @@ def test_a_cancelled_task_cancels_its_transfer(pair, run):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert transfer.done(), "nothing of it reaches the memory any more"
         note = await pair.target.anotification(10)
         assert note.tag == b"long" and note.outcome in ("aborted", "complete")
         assert await pair.peer.write(bytearray(8), pair.remote) == 8
@@ -104,3 +105,21 @@ def test_all_notifications_as_they_come(pair, run):
             if len(tags) == 5:
                 return tags
     assert run(main()) == [0, 1, 2, 3, 4]
+
+
+def test_an_agent_goes_from_one_loop_to_the_next(pair):
+    for make in (asyncio.new_event_loop, asyncio.new_event_loop):
+        loop = make()
+        assert loop.run_until_complete(asyncio.wait_for(_awaiting(pair.peer.write(bytearray(8), pair.remote)), 10)) == 8
+        # The first one stays open.
+    loop.close()
+
+
+def test_closing_ends_what_is_awaited(pair, run):
+    async def main():
+        waiting = asyncio.ensure_future(pair.target.anotification())
+        await asyncio.sleep(0.05)
+        pair.target.close()
+        with pytest.raises(nobounce.Error, match="closed"):
+            await waiting
+    run(main())

@@ -171,16 +171,55 @@ def test_ctrl_c_ends_a_wait(pair):
 def test_a_forked_child_is_told(pair):
     program = (
         "import os, nobounce\n"
-        "agent = nobounce.Agent('a')\n"
+        "agent, other = nobounce.Agent('a'), nobounce.Agent('b', listen='127.0.0.1:0')\n"
+        "other.export('kv', bytearray(8))\n"
+        "peer = agent.connect(other.address)\n"
+        "remote = peer.region('kv')\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    try: agent.metadata()\n"
         "    except nobounce.Error as error: print(error, flush=True)\n"
+        "    agent.close()\n"
+        "    try: peer.write(bytearray(8), remote).wait(5)\n"
+        "    except nobounce.Error as error: print(error, flush=True)\n"
         "    os._exit(0)\n"
         "os.waitpid(child, 0)\n"
+        "print(peer.write(bytearray(8), remote).wait(10), 'bytes in the parent')\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    assert "parent process" in ran.stdout and ran.returncode == 0, ran
+    assert ran.stdout.count("parent process") == 2 and "8 bytes in the parent" in ran.stdout and ran.returncode == 0, ran
+
+
+def test_closing_while_another_thread_waits(pair):
+    failed = []
+
+    def wait():
+        try:
+            pair.target.notification()
+        except nobounce.Error as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    for _ in range(3):
+        pair.target.close()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert len(failed) == 4 and all("closed" in text for text in failed)
+
+
+def test_odd_arrays_and_times(pair):
+    indices = numpy.frombuffer(bytearray(1 + 8 * 4), dtype="<i8", offset=1)
+    pair.peer.write_pages(bytearray(64), indices, pair.remote, indices, 8).wait(1e19)
+    assert pair.initiator.register(numpy.zeros(4, dtype="datetime64[s]")).nbytes == 32
+    with pytest.raises(nobounce.Error, match="silence"):
+        nobounce.Agent("silent", silence=0)
+    memory = pair.target.register(bytearray(8))
+    with pytest.raises(nobounce.ListError, match="another agent"):
+        pair.peer.write(memory, pair.remote)
 
 
 def test_log_lines_reach_logging(pair, caplog):

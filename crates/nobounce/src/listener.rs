@@ -127,6 +127,33 @@ impl Listener {
         }
     }
 
+    /// A client whose handshake has not begun, if one has connected. Does not wait.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn accept_pending(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+        match self.socket.accept() {
+            Ok(client) => Ok(Some(client)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted | io::ErrorKind::WouldBlock
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The handshake with such a client: at most [`ConnectOptions::timeout`].
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn handshake(&self, stream: TcpStream, peer: SocketAddr) -> Result<Connection, AcceptError> {
+        self.shake_hands(stream).map_err(|source| AcceptError::Handshake { peer, source })
+    }
+
     fn shake_hands(&self, stream: TcpStream) -> Result<Connection, HandshakeError> {
         let deadline = Instant::now() + self.options.timeout;
         let control = open_control(stream)?;

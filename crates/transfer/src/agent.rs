@@ -1,9 +1,10 @@
 //! An agent: a device, peers, and the thread that serves them.
 
 use std::hash::{BuildHasher, RandomState};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,8 @@ use nobounce::{ConnectOptions, Device, Listener, RegisterError};
 use nobounce_nic::EventFd;
 
 use crate::error::AgentError;
-use crate::exports::Metadata;
-use crate::frame::MAX_NAME;
+use crate::exports::{MAX_EXPORTS, Metadata};
+use crate::frame::{Frame, MAX_NAME};
 use crate::greet::greet;
 use crate::memory::{Foreign, Owner, View};
 use crate::notification::Notification;
@@ -22,6 +23,10 @@ use crate::shared::{AgentCounters, Command, Event, Shared};
 
 /// Time for the handshake with a client that may be anything.
 const GREET_WITHIN: Duration = Duration::from_secs(5);
+/// Handshakes at once.
+const MAX_GREETINGS: usize = 16;
+/// Before the next try, where nothing can be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Attempts that a queue pair makes before it gives up.
 const ATTEMPTS: u32 = 8;
 
@@ -70,14 +75,14 @@ pub struct Agent {
     options: AgentOptions,
     shared: Arc<Shared>,
     acceptor: Option<Acceptor>,
-    service: Option<JoinHandle<()>>,
+    service: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
 struct Acceptor {
     addr: SocketAddr,
     stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Agent {
@@ -89,11 +94,20 @@ impl Agent {
         if name.len() > MAX_NAME {
             return Err(AgentError::Name(name.len()));
         }
+        if options.silence.is_zero() {
+            return Err(AgentError::Silence);
+        }
         let generation = RandomState::new().hash_one(std::process::id());
         let shared = Arc::new(Shared::new(name.to_owned(), generation)?);
         let service = Service::new(shared.clone(), options.silence);
         let service = std::thread::Builder::new().name("nb-transfer".to_owned()).spawn(|| service.run())?;
-        Ok(Self { device: device.clone(), options, shared, acceptor: None, service: Some(service) })
+        Ok(Self {
+            device: device.clone(),
+            options,
+            shared,
+            acceptor: None,
+            service: Mutex::new(Some(service)),
+        })
     }
 
     /// An agent that also listens at a TCP address such as `"0.0.0.0:0"`.
@@ -110,8 +124,9 @@ impl Agent {
         let listener = device.listen_with(addr, &agent.options.connect_options(GREET_WITHIN))?;
         let (addr, stop) = (listener.local_addr(), Arc::new(EventFd::new()?));
         let (shared, stopped) = (agent.shared.clone(), stop.clone());
-        let accept = move || accept_all(&listener, &shared, &stopped);
-        let thread = Some(std::thread::Builder::new().name("nb-accept".to_owned()).spawn(accept)?);
+        let accept = move || accept_all(&Arc::new(listener), &shared, &stopped);
+        let thread =
+            Mutex::new(Some(std::thread::Builder::new().name("nb-accept".to_owned()).spawn(accept)?));
         agent.acceptor = Some(Acceptor { addr, stop, thread });
         Ok(agent)
     }
@@ -197,34 +212,34 @@ impl Agent {
     #[allow(unsafe_code)] // hands on what the caller promises
     pub unsafe fn register_raw(&self, memory: &Foreign, owner: Option<Owner>) -> Result<View, RegisterError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.shared.registrations.view(&self.device, memory, owner) }
+        unsafe { self.shared.registrations.view((&self.device, self.generation()), memory, owner) }
     }
 
     /// Exports memory by name: all peers may read and write it, now and later. The name replaces an
     /// earlier export of it.
     ///
     /// # Errors
-    /// The name is too long.
+    /// The name is too long, there are too many exports, or the device refuses.
     pub fn export(&self, name: &str, view: &View) -> Result<(), AgentError> {
         if name.len() > MAX_NAME {
             return Err(AgentError::Name(name.len()));
         }
         let mut exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
-        let region = exports.add(name, view.clone());
+        if exports.len() >= MAX_EXPORTS {
+            return Err(AgentError::TooManyExports);
+        }
+        let (version, region) = exports.add(&self.device, name, view)?;
         // Under the lock, so that frames have the order of the changes.
-        self.shared.push([Command::Export { name: name.to_owned(), region }]);
+        self.shared.push([Command::Say(Frame::Export { name: name.to_owned(), version, region })]);
         Ok(())
     }
 
-    /// Ends an export; returns whether there was one. Transfers of peers that use it fail if this was
-    /// the last use of the registration.
+    /// Ends an export and its key; returns whether there was one. Transfers of peers that use it fail.
     pub fn withdraw(&self, name: &str) -> bool {
         let mut exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = exports.remove(name);
-        if found {
-            self.shared.push([Command::Withdraw { name: name.to_owned() }]);
-        }
-        found
+        let Some(version) = exports.remove(name) else { return false };
+        self.shared.push([Command::Say(Frame::Withdraw { name: name.to_owned(), version })]);
+        true
     }
 
     /// Who this agent is, where it listens and what it exports, for [`connect_to`](Self::connect_to).
@@ -251,14 +266,12 @@ impl Agent {
 
     /// The next notification, if there is one.
     pub fn try_notification(&self) -> Option<Notification> {
-        self.shared.notifications().pop_front()
+        self.shared.notification(Duration::ZERO)
     }
 
     /// The next notification; `None` if none comes in time.
     pub fn notification(&self, timeout: Duration) -> Option<Notification> {
-        let waiting = self.shared.notifications();
-        let waited = self.shared.notified.wait_timeout_while(waiting, timeout, |waiting| waiting.is_empty());
-        waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()
+        self.shared.notification(timeout)
     }
 
     /// A descriptor for event loops: readable while [`take_events`](Self::take_events) has something.
@@ -278,42 +291,76 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
-    fn drop(&mut self) {
-        if let Some(acceptor) = &mut self.acceptor {
+impl Agent {
+    /// Ends it: peers see that it closed, transfers in flight fail, and new ones are refused.
+    pub fn close(&self) {
+        let take = |thread: &Mutex<Option<JoinHandle<()>>>| {
+            thread.lock().unwrap_or_else(PoisonError::into_inner).take()
+        };
+        if let Some(acceptor) = &self.acceptor {
             acceptor.stop.raise();
-            let _ = acceptor.thread.take().map(JoinHandle::join);
+            let _ = take(&acceptor.thread).map(JoinHandle::join);
         }
         self.shared.push([Command::Stop]);
-        let _ = self.service.take().map(JoinHandle::join);
+        let _ = take(&self.service).map(JoinHandle::join);
     }
 }
 
-/// The acceptor thread.
-fn accept_all(listener: &Listener, shared: &Arc<Shared>, stop: &EventFd) {
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The acceptor thread. Each client gets a thread for its handshake, as long as there are few of them.
+fn accept_all(listener: &Arc<Listener>, shared: &Arc<Shared>, stop: &EventFd) {
+    let greeting = Arc::new(AtomicUsize::new(0));
+    let interest = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     loop {
-        let interest = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut fds = [interest(stop.as_raw_fd()), interest(listener.as_raw_fd())];
-        wait(&mut fds, None);
+        let is_full = greeting.load(Ordering::Relaxed) >= MAX_GREETINGS;
+        let mut fds = [interest(stop.as_raw_fd()), interest(if is_full { -1 } else { listener.as_raw_fd() })];
+        wait(&mut fds, is_full.then_some(PAUSE));
         if fds[0].revents != 0 {
             return;
         }
         if fds[1].revents == 0 {
             continue;
         }
-        let accepted =
-            listener.accept(Duration::ZERO).map_err(|error| error.to_string()).and_then(|connection| {
-                greet(shared, connection, Instant::now() + GREET_WITHIN).map_err(|error| error.to_string())
-            });
-        match accepted {
-            Ok(arrival) => {
-                let peer = arrival.peer.clone();
-                shared.push([Command::Add(Box::new(arrival))]);
-                shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).push_back(peer);
-                shared.arrival.notify_all();
-                shared.tell(Event::Peer);
-            }
-            Err(error) => tracing::warn!("a client was refused: {error}"),
+        let accepted = listener.accept_pending().and_then(|pending| {
+            let Some((stream, addr)) = pending else { return Ok(()) };
+            greeting.fetch_add(1, Ordering::Relaxed);
+            let (listener, shared, ended) = (listener.clone(), shared.clone(), greeting.clone());
+            let greet = move || {
+                welcome(&listener, &shared, stream, addr);
+                ended.fetch_sub(1, Ordering::Relaxed);
+            };
+            let started = std::thread::Builder::new().name("nb-greet".to_owned()).spawn(greet);
+            started.map(drop).inspect_err(|_| _ = greeting.fetch_sub(1, Ordering::Relaxed))
+        });
+        if let Err(error) = accepted {
+            tracing::warn!("cannot accept a connection: {error}");
+            // Out of descriptors, for instance: the listener stays readable.
+            wait(&mut fds[..1], Some(PAUSE));
         }
     }
+}
+
+fn welcome(listener: &Listener, shared: &Arc<Shared>, stream: TcpStream, addr: SocketAddr) {
+    let welcomed =
+        listener.handshake(stream, addr).map_err(|error| error.to_string()).and_then(|connection| {
+            greet(shared, connection, Instant::now() + GREET_WITHIN).map_err(|error| error.to_string())
+        });
+    let arrival = match welcomed {
+        Ok(arrival) => arrival,
+        Err(error) => return tracing::warn!("a client was refused: {error}"),
+    };
+    let peer = arrival.peer.clone();
+    shared.push([Command::Add(Box::new(arrival))]);
+    let mut arrived = shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+    // An application that never accepts does not collect them.
+    arrived.retain(|peer| peer.state().gone.is_none());
+    arrived.push_back(peer);
+    drop(arrived);
+    shared.arrival.notify_all();
+    shared.tell(Event::Peer);
 }

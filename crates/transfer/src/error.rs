@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nobounce::{ConnectError, ListenError, OpenError, Status};
+use nobounce::{ConnectError, ListenError, OpenError, RegisterError, Status};
 
 use crate::pieces::ListError;
 
@@ -77,6 +77,9 @@ pub enum TransferError {
     /// The list is invalid; nothing was posted.
     #[error(transparent)]
     List(#[from] ListError),
+    /// The local memory is of another agent.
+    #[error("the local memory was registered by another agent: register it with this one")]
+    OtherAgent,
     /// The local memory is read-only.
     #[error("the local memory is read-only: a transfer cannot read into it")]
     ReadOnly,
@@ -138,6 +141,15 @@ pub enum AgentError {
     /// The name is too long.
     #[error("a name of {0} bytes: the limit is {max}", max = crate::frame::MAX_NAME)]
     Name(usize),
+    /// There is no time to answer in.
+    #[error("a silence limit of 0 would end every peer at once")]
+    Silence,
+    /// Too many regions are exported.
+    #[error("more than {max} exports: withdraw some", max = crate::exports::MAX_EXPORTS)]
+    TooManyExports,
+    /// The memory cannot be exported.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
     /// The peer answered with something else.
     #[error("no agent answered at {addr}: {what}")]
     NoAgent {

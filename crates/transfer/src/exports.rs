@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use nobounce::RemoteRegion;
+use nobounce::{Device, Region, RegisterError, RemoteRegion};
 use serde::{Deserialize, Serialize};
 
 use crate::frame::MAX_NAME;
@@ -14,31 +14,53 @@ const MAGIC: [u8; 4] = *b"nbm1";
 /// Regions that one agent may export.
 pub(crate) const MAX_EXPORTS: usize = 1 << 16;
 
+/// An export: registered for itself, so that its key opens nothing else, and ends with it.
+#[derive(Debug)]
+struct Export {
+    /// The change that added it.
+    version: u64,
+    // Dropped before the view, which keeps the memory.
+    region: Region,
+    _view: View,
+}
+
 /// What an agent exports.
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
     /// Counts changes.
     version: u64,
-    /// Each with the version that added it.
-    by_name: BTreeMap<String, (u64, View)>,
+    by_name: BTreeMap<String, Export>,
 }
 
 impl Exports {
-    pub(crate) fn add(&mut self, name: &str, view: View) -> RemoteRegion {
-        let region = remote(&view);
+    /// The number of the change, and what a peer needs to reach the memory.
+    pub(crate) fn add(
+        &mut self,
+        device: &Device,
+        name: &str,
+        view: &View,
+    ) -> Result<(u64, RemoteRegion), RegisterError> {
+        let region = view.register_again(device)?;
+        let remote = region.remote();
         self.version += 1;
-        self.by_name.insert(name.to_owned(), (self.version, view));
-        region
+        let export = Export { version: self.version, region, _view: view.clone() };
+        self.by_name.insert(name.to_owned(), export);
+        Ok((self.version, remote))
     }
 
-    pub(crate) fn remove(&mut self, name: &str) -> bool {
-        let found = self.by_name.remove(name).is_some();
-        self.version += u64::from(found);
-        found
+    /// The number of the change; `None` if there is no such export.
+    pub(crate) fn remove(&mut self, name: &str) -> Option<u64> {
+        self.by_name.remove(name)?;
+        self.version += 1;
+        Some(self.version)
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, RemoteRegion)> {
-        self.by_name.iter().map(|(name, (_, view))| (name.as_str(), remote(view)))
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, u64, RemoteRegion)> {
+        self.by_name.iter().map(|(name, export)| (name.as_str(), export.version, export.region.remote()))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_name.len()
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -46,16 +68,10 @@ impl Exports {
     }
 
     /// Those that were added after `version`.
-    pub(crate) fn since(&self, version: u64) -> Vec<(String, RemoteRegion)> {
-        let new = self.by_name.iter().filter(|(_, (added, _))| *added > version);
-        new.map(|(name, (_, view))| (name.clone(), remote(view))).collect()
+    pub(crate) fn since(&self, version: u64) -> Vec<(String, u64, RemoteRegion)> {
+        let new = self.all().filter(|(_, added, _)| *added > version);
+        new.map(|(name, version, region)| (name.to_owned(), version, region)).collect()
     }
-}
-
-/// What a peer needs to reach the view.
-fn remote(view: &View) -> RemoteRegion {
-    let region = view.region().remote();
-    RemoteRegion { addr: view.addr(), len: view.len(), ..region }
 }
 
 /// Metadata of an agent: who it is, where it listens, what it exports. They travel by any channel.
@@ -67,7 +83,7 @@ pub(crate) struct Metadata {
     pub(crate) addr: Option<SocketAddr>,
     /// Version of the exports after these.
     pub(crate) version: u64,
-    pub(crate) exports: Vec<(String, RemoteRegion)>,
+    pub(crate) exports: Vec<(String, u64, RemoteRegion)>,
 }
 
 impl Metadata {
@@ -82,7 +98,7 @@ impl Metadata {
         let is_short = |name: &str| name.len() <= MAX_NAME;
         let fits = found.exports.len() <= MAX_EXPORTS
             && is_short(&found.name)
-            && found.exports.iter().all(|(name, _)| is_short(name));
+            && found.exports.iter().all(|(name, _, _)| is_short(name));
         fits.then_some(found)
     }
 }
@@ -97,7 +113,7 @@ mod tests {
     fn metadata_survive_the_way_and_damage_is_seen() {
         let region = RemoteRegion { addr: 1 << 40, len: 4096, rkey: 7, closed: false };
         let addr = Some("10.0.0.1:4000".parse().unwrap());
-        let exports = vec![("kv".to_owned(), region)];
+        let exports = vec![("kv".to_owned(), 2, region)];
         let metadata = Metadata { name: "prefill".to_owned(), generation: 9, addr, version: 3, exports };
         let bytes = metadata.encode();
         assert_eq!(Metadata::decode(&bytes).as_ref(), Some(&metadata));

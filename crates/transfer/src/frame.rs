@@ -18,10 +18,12 @@ pub(crate) const MAX_FRAME: usize = 2048;
 pub(crate) enum Frame {
     /// The first frame in each direction.
     Hello { version: u32, name: String, generation: u64 },
-    /// A region that the peer may use.
-    Export { name: String, region: RemoteRegion },
+    /// A region that the peer may use, and the number of this change.
+    Export { name: String, version: u64, region: RemoteRegion },
     /// The region is withdrawn.
-    Withdraw { name: String },
+    Withdraw { name: String, version: u64 },
+    /// All changes up to this one are told.
+    Version { version: u64 },
     /// A transfer with a tag begins.
     Announce { id: u64, tag: Vec<u8> },
     /// All bytes of it are placed.
@@ -67,12 +69,12 @@ impl Frame {
 
     fn is_within_limits(&self) -> bool {
         match self {
-            Self::Hello { name, .. } | Self::Export { name, .. } | Self::Withdraw { name } => {
+            Self::Hello { name, .. } | Self::Export { name, .. } | Self::Withdraw { name, .. } => {
                 name.len() <= MAX_NAME
             }
             Self::Announce { tag, .. } => tag.len() <= MAX_TAG,
             Self::Failed { reason, .. } => reason.len() <= MAX_REASON,
-            Self::Done { .. } | Self::Alive | Self::Bye => true,
+            Self::Version { .. } | Self::Done { .. } | Self::Alive | Self::Bye => true,
         }
     }
 }
@@ -93,7 +95,7 @@ mod tests {
         let region = RemoteRegion { addr: u64::MAX, len: 7, rkey: u32::MAX, closed: false };
         let frames = [
             Frame::Hello { version: VERSION, name: "n".repeat(MAX_NAME), generation: u64::MAX },
-            Frame::Export { name: "kv".to_owned(), region },
+            Frame::Export { name: "kv".to_owned(), version: 1, region },
             Frame::Announce { id: 1, tag: vec![0xff; MAX_TAG] },
             Frame::Failed { id: 1, is_aborted: true, reason: "r".repeat(MAX_REASON) },
             Frame::Alive,
@@ -114,7 +116,7 @@ mod tests {
     fn what_exceeds_a_limit_is_malformed() {
         let long = [
             Frame::Announce { id: 1, tag: vec![0; MAX_TAG + 1] },
-            Frame::Withdraw { name: "n".repeat(MAX_NAME + 1) },
+            Frame::Withdraw { name: "n".repeat(MAX_NAME + 1), version: 1 },
             Frame::Failed { id: 1, is_aborted: false, reason: "r".repeat(MAX_REASON + 1) },
         ];
         for frame in long {

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nobounce::{Connection, Status};
@@ -12,13 +13,15 @@ use crate::exports::MAX_EXPORTS;
 use crate::frame::{Frame, printable};
 use crate::job::Job;
 use crate::lanes::{BatchEnd, Lanes};
-use crate::notification::{self, Announced, MAX_WAITING, Notification, Outcome};
+use crate::notification::{self, Announced, MAX_OF_PEER, Outcome};
 use crate::shared::{Arrival, Event, PeerShared, Shared};
 use crate::wire::{Wire, WireError};
 
 /// While requests are outstanding, the side channel is read this often.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
+/// Reads of the side channel in one turn.
+const MAX_READS: usize = 4;
 /// How often gates are tried that nothing else announces.
 const GATE_EVERY: Duration = Duration::from_micros(100);
 
@@ -74,6 +77,10 @@ impl Link {
             silence,
             is_armed: false,
         }
+    }
+
+    pub(crate) fn has_requests(&self) -> bool {
+        !self.lanes.are_idle()
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -140,17 +147,22 @@ impl Link {
         if !self.lanes.are_idle() {
             is_busy |= self.complete()?;
         }
-        if self.wire.has_unsent() {
-            self.wire.flush(&self.stream).map_err(|error| gone(&error))?;
-        }
+        self.flush(now)?;
         Ok(is_busy)
+    }
+
+    fn flush(&mut self, now: Instant) -> Result<(), Gone> {
+        let Err(error) = self.wire.flush(&self.stream) else { return Ok(()) };
+        // The peer may have said why before it went.
+        self.receive(now)?;
+        Err(gone(&error))
     }
 
     /// Sends a sign of life when it is due, and looks for the peer's.
     pub(crate) fn keep_alive(&mut self, now: Instant) -> Result<(), Gone> {
         if now >= self.sent + self.alive_every() {
             self.say(&Frame::Alive);
-            self.wire.flush(&self.stream).map_err(|error| gone(&error))?;
+            self.flush(now)?;
         }
         if now < self.heard + self.silence {
             return Ok(());
@@ -161,8 +173,8 @@ impl Link {
 
     fn receive(&mut self, now: Instant) -> Result<bool, Gone> {
         let (mut has_heard, mut end) = (false, None);
-        // Frames of the handshake's last read come first.
-        loop {
+        // Frames of the handshake's last read come first. A peer that never stops gets its turn again.
+        for _ in 0..MAX_READS {
             while let Some(frame) = self.wire.next().map_err(|error| gone(&error))? {
                 has_heard = true;
                 self.take(frame)?;
@@ -185,18 +197,30 @@ impl Link {
     fn take(&mut self, frame: Frame) -> Result<(), Gone> {
         match frame {
             Frame::Hello { .. } => return Err(Gone::Protocol("a second hello")),
-            Frame::Export { name, region } => {
-                if self.peer.state().exports.len() >= MAX_EXPORTS {
+            Frame::Export { name, version, region } => {
+                let is_new = !self.peer.state().exports.contains_key(&name);
+                if is_new && self.peer.state().exports.len() >= MAX_EXPORTS {
                     return Err(Gone::Protocol("too many regions exported"));
                 }
-                self.peer.change(|state| _ = state.exports.insert(name, region));
+                self.peer.change(|state| state.export(name, version, region));
                 self.shared.tell(Event::Peer);
             }
-            Frame::Withdraw { name } => {
-                self.peer.change(|state| _ = state.exports.remove(&name));
+            Frame::Withdraw { name, version } => {
+                self.peer.change(|state| state.withdraw(&name, version));
                 self.shared.tell(Event::Peer);
             }
-            Frame::Announce { id, tag } => self.announced.add(id, tag).map_err(Gone::Protocol)?,
+            Frame::Version { version } => self.peer.change(|state| state.version = version),
+            Frame::Announce { id, tag } => {
+                // Counted until the application takes the notification, so that each has its place.
+                let of_peer = self.peer.promised.fetch_add(1, Ordering::Relaxed);
+                if of_peer >= MAX_OF_PEER || !self.shared.promise() {
+                    self.peer.promised.fetch_sub(1, Ordering::Relaxed);
+                    return Err(Gone::Protocol(
+                        "more transfers announced than this agent takes notifications of",
+                    ));
+                }
+                self.announced.add(id, tag).map_err(Gone::Protocol)?;
+            }
             Frame::Done { id, bytes } => self.notify(id, Outcome::Complete { bytes })?,
             Frame::Failed { id, is_aborted, reason } => {
                 self.notify(id, notification::failure(is_aborted, &reason))?;
@@ -209,15 +233,8 @@ impl Link {
 
     fn notify(&mut self, id: u64, outcome: Outcome) -> Result<(), Gone> {
         let (tag, outcome) = self.announced.end(id, outcome).map_err(Gone::Protocol)?;
-        if self.shared.notifications().len() >= MAX_WAITING {
-            return Err(Gone::Protocol("more notifications than this agent takes"));
-        }
-        self.shared.notify(self.notification(tag, outcome));
+        self.shared.notify(&self.peer, tag, outcome);
         Ok(())
-    }
-
-    fn notification(&self, tag: Vec<u8>, outcome: Outcome) -> Notification {
-        Notification { peer: self.peer.name.clone(), generation: self.peer.generation, tag, outcome }
     }
 
     fn post(&mut self) -> Result<bool, Gone> {
@@ -261,12 +278,14 @@ impl Link {
         for BatchEnd { job: id, status } in ended.drain(..) {
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.posted -= 1;
-            if status == Status::Success {
-                if job.posted == 0 && job.is_exhausted() {
-                    self.end_job(id);
-                }
-            } else if broken.is_ok() {
+            // Flushed batches of a job may come before its last good one: after a failure none ends well.
+            if broken.is_err() {
+                continue;
+            }
+            if status != Status::Success {
                 broken = Err(self.stop(id, status));
+            } else if job.posted == 0 && job.is_exhausted() {
+                self.end_job(id);
             }
         }
         self.ended = ended;
@@ -316,8 +335,7 @@ impl Link {
         // The memory is released before the application hears of the end.
         let state = job.state.clone();
         drop(job);
-        state.end(result);
-        self.shared.tell(Event::Transfer(id));
+        self.shared.end(&state, result);
     }
 
     /// Tells the peer, when all transfers of a finished announcement have ended.
@@ -354,15 +372,13 @@ impl Link {
             counters.failed += jobs.len() as u64;
             counters.late_frames += late;
         });
-        for (id, job) in jobs {
+        for (_, job) in jobs {
             let (state, error) = (job.state.clone(), job.failed.clone().unwrap_or_else(|| gone.clone()));
             drop(job);
-            state.end(Err(error));
-            shared.tell(Event::Transfer(id));
+            shared.end(&state, Err(error));
         }
         for (tag, outcome) in announced.abort(reason) {
-            let (peer, generation) = (peer.name.clone(), peer.generation);
-            shared.notify(Notification { peer, generation, tag, outcome });
+            shared.notify(&peer, tag, outcome);
         }
         shared.tell(Event::Peer);
         tracing::debug!(peer = peer.name, "the peer is gone: {reason}");
@@ -387,7 +403,10 @@ impl Link {
     /// Frames that came after the decision.
     fn count_late_frames(&mut self) -> u64 {
         let mut late = 0;
-        while matches!(self.wire.fill(&self.stream), Ok(true)) {
+        for _ in 0..MAX_READS {
+            if !matches!(self.wire.fill(&self.stream), Ok(true)) {
+                break;
+            }
             while let Ok(Some(_)) = self.wire.next() {
                 late += 1;
             }

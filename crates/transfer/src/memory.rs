@@ -26,6 +26,8 @@ pub struct Foreign {
 struct Registration {
     // Fields drop in this order: memory is deregistered before its owner lets it go.
     region: Region,
+    /// The generation of the agent that registered it, if one did.
+    agent: Option<u64>,
     is_read_only: bool,
     _owner: Option<Owner>,
 }
@@ -52,7 +54,7 @@ impl View {
 
     /// Memory that is registered already.
     pub fn of(region: Region) -> Self {
-        Self::whole(Arc::new(Registration { region, is_read_only: false, _owner: None }))
+        Self::whole(Arc::new(Registration { region, agent: None, is_read_only: false, _owner: None }))
     }
 
     /// A part of it; `None` if it is not inside.
@@ -82,9 +84,22 @@ impl View {
         &self.registration.region
     }
 
+    /// Whether another agent registered it, with another device.
+    pub(crate) fn is_of_another(&self, agent: u64) -> bool {
+        self.registration.agent.is_some_and(|mine| mine != agent)
+    }
+
     /// Whether nothing may write to it.
     pub fn is_read_only(&self) -> bool {
         self.registration.is_read_only
+    }
+
+    /// Registers the same bytes once more, for peers. The caller keeps the view as long.
+    pub(crate) fn register_again(&self, device: &Device) -> Result<Region, RegisterError> {
+        let access = if self.is_read_only() { Access::REMOTE_READ } else { Region::ALL };
+        let len = usize::try_from(self.len).unwrap_or(usize::MAX);
+        // SAFETY: the bytes are inside of memory that this view keeps alive.
+        unsafe { register(device, self.addr(), len, self.region().is_gpu(), access) }
     }
 
     /// Offset of its first byte in the region.
@@ -109,7 +124,7 @@ impl Registrations {
     /// `owner` lives, or without one while a view of it does.
     pub(crate) unsafe fn view(
         &self,
-        device: &Device,
+        (device, agent): (&Device, u64),
         memory: &Foreign,
         owner: Option<Owner>,
     ) -> Result<View, RegisterError> {
@@ -119,22 +134,35 @@ impl Registrations {
         if let Some(view) = find(&alive, key, len as u64) {
             return Ok(view);
         }
-        let access = if is_read_only { Access::REMOTE_READ } else { Region::ALL };
-        let region = if is_gpu {
-            // SAFETY: the caller's promise.
-            unsafe { device.register_gpu_raw(addr, len, access, &GpuOptions::default())? }
-        } else {
-            let base = std::ptr::with_exposed_provenance_mut(usize::try_from(addr).unwrap_or(0));
-            // SAFETY: the caller's promise.
-            unsafe { device.register_raw(base, len, access)? }
-        };
-        let registration = Arc::new(Registration { region, is_read_only, _owner: owner });
+        // Peers get keys of exports only.
+        let access = if is_read_only { Access::empty() } else { Access::LOCAL_WRITE };
+        // SAFETY: the caller's promise.
+        let region = unsafe { register(device, addr, len, is_gpu, access)? };
+        let registration = Arc::new(Registration { region, agent: Some(agent), is_read_only, _owner: owner });
         if alive.len() > 64 && alive.len().is_power_of_two() {
             alive.retain(|_, registration| registration.strong_count() > 0);
         }
         alive.insert(key, Arc::downgrade(&registration));
         Ok(View::whole(registration))
     }
+}
+
+/// # Safety
+/// As for [`Device::register_raw`] and [`Device::register_gpu_raw`].
+unsafe fn register(
+    device: &Device,
+    addr: u64,
+    len: usize,
+    is_gpu: bool,
+    access: Access,
+) -> Result<Region, RegisterError> {
+    if is_gpu {
+        // SAFETY: the caller's promise.
+        return unsafe { device.register_gpu_raw(addr, len, access, &GpuOptions::default()) };
+    }
+    let base = std::ptr::with_exposed_provenance_mut(usize::try_from(addr).unwrap_or(0));
+    // SAFETY: the caller's promise.
+    unsafe { device.register_raw(base, len, access) }
 }
 
 fn find(alive: &BTreeMap<Key, Weak<Registration>>, key: Key, len: u64) -> Option<View> {

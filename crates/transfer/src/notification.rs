@@ -1,12 +1,15 @@
 //! Notifications: how transfers with a tag ended, at the side whose memory they used.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use crate::error::Gone;
 use crate::frame::printable;
 
-/// Notifications that may wait for the application. A peer that sends more is against the protocol.
-pub(crate) const MAX_WAITING: usize = 1 << 16;
+/// Transfers that one peer may have announced, as long as the application has not taken their
+/// notifications. A peer that announces more is against the protocol.
+pub(crate) const MAX_OF_PEER: usize = 1 << 14;
+/// The same of all peers, also of those that are gone.
+pub(crate) const MAX_OF_ALL: usize = 1 << 18;
 
 /// The end of a transfer with a tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,9 +50,6 @@ pub(crate) struct Announced(HashMap<u64, Vec<u8>>);
 
 impl Announced {
     pub(crate) fn add(&mut self, id: u64, tag: Vec<u8>) -> Result<(), &'static str> {
-        if self.0.len() >= MAX_WAITING {
-            return Err("too many transfers announced");
-        }
         match self.0.insert(id, tag) {
             None => Ok(()),
             Some(_) => Err("a transfer announced twice"),
@@ -75,9 +75,6 @@ pub(crate) fn failure(is_aborted: bool, reason: &str) -> Outcome {
     let reason = printable(reason);
     if is_aborted { Outcome::Aborted { reason } } else { Outcome::Failed { reason } }
 }
-
-/// Notifications that the application has not taken.
-pub(crate) type Waiting = VecDeque<Notification>;
 
 #[cfg(test)]
 mod tests {

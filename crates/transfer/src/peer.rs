@@ -113,7 +113,7 @@ impl Peer {
         let deadline = Instant::now() + timeout;
         let mut state = self.inner.state();
         loop {
-            if let Some(&region) = state.exports.get(name) {
+            if let Some(&(_, region)) = state.exports.get(name) {
                 return Ok(Remote { name: name.to_owned(), generation: self.generation(), region });
             }
             if let Some(reason) = &state.gone {
@@ -140,7 +140,7 @@ impl Peer {
         if metadata.generation != self.generation() {
             return Err(AgentError::Stale { name: metadata.name });
         }
-        self.inner.change(|state| state.exports.extend(metadata.exports));
+        self.inner.change(|state| state.learn(metadata.exports));
         Ok(())
     }
 
@@ -228,6 +228,9 @@ impl Peer {
             if direction == Direction::Read && part.local.is_read_only() {
                 return Err(TransferError::ReadOnly);
             }
+            if part.local.is_of_another(self.shared.generation) {
+                return Err(TransferError::OtherAgent);
+            }
             self.check(part)?;
             bytes += pieces::check(&part.pieces, part.local.len(), part.remote.len())?;
         }
@@ -282,7 +285,8 @@ impl Peer {
             return Err(TransferError::RemoteClosed(region));
         }
         let state = self.inner.state();
-        let is_exported = state.exports.get(&remote.name).is_some_and(|now| now.rkey == remote.region.rkey);
+        let is_exported =
+            state.exports.get(&remote.name).is_some_and(|(_, now)| now.rkey == remote.region.rkey);
         if is_exported { Ok(()) } else { Err(TransferError::Withdrawn { peer, region }) }
     }
 

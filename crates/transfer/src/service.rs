@@ -2,14 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::error::{Gone, TransferError};
+use crate::error::Gone;
 use crate::frame::Frame;
-use crate::job::Job;
 use crate::link::Link;
-use crate::shared::{Arrival, Command, Event, PeerShared, Shared};
+use crate::shared::{Arrival, Command, Shared};
 
 /// How long the thread polls for completions before it sleeps: about a round trip.
 const SPIN: Duration = Duration::from_micros(50);
@@ -21,22 +21,29 @@ pub(crate) struct Service {
     silence: Duration,
     polled: Vec<libc::pollfd>,
     is_stopped: bool,
+    /// When signs of life were looked after.
+    kept_alive: Instant,
+    /// Threads that end links: a queue pair may take its time.
+    endings: Vec<JoinHandle<()>>,
 }
 
 impl Service {
     pub(crate) fn new(shared: Arc<Shared>, silence: Duration) -> Self {
-        Self { shared, links: Vec::new(), silence, polled: Vec::new(), is_stopped: false }
+        let (links, polled, endings) = (Vec::new(), Vec::new(), Vec::new());
+        Self { shared, links, silence, polled, is_stopped: false, kept_alive: Instant::now(), endings }
     }
 
     /// Runs until the agent is dropped.
     pub(crate) fn run(mut self) {
+        // Also after a panic: what waits for this thread must not wait for ever.
+        let _stop = Stop(self.shared.clone());
         let mut idle_since = None;
         while !self.is_stopped {
             if self.turn() {
                 idle_since = None;
                 continue;
             }
-            let is_waiting = self.links.iter().any(Link::has_work);
+            let is_waiting = self.links.iter().any(Link::has_requests);
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
             if is_waiting && idle < SPIN {
                 continue;
@@ -46,8 +53,9 @@ impl Service {
             }
         }
         for link in std::mem::take(&mut self.links) {
-            link.end(&Gone::ClosedHere);
+            self.end_link(link, Gone::ClosedHere);
         }
+        self.endings.drain(..).for_each(|ending| _ = ending.join());
     }
 
     /// Carries on with everything; returns whether anything happened.
@@ -65,7 +73,10 @@ impl Service {
             }
         }
         is_busy |= !gone.is_empty();
-        gone.iter().for_each(|(key, reason)| self.end(*key, reason));
+        gone.into_iter().for_each(|(key, reason)| self.end(key, reason));
+        if now.saturating_duration_since(self.kept_alive) >= self.silence / 20 {
+            self.keep_alive(now);
+        }
         is_busy
     }
 
@@ -73,9 +84,31 @@ impl Service {
         self.links.iter_mut().find(|link| link.peer.key == key)
     }
 
-    fn end(&mut self, key: u64, reason: &Gone) {
+    fn end(&mut self, key: u64, reason: Gone) {
         if let Some(at) = self.links.iter().position(|link| link.peer.key == key) {
-            self.links.swap_remove(at).end(reason);
+            let link = self.links.swap_remove(at);
+            self.end_link(link, reason);
+        }
+    }
+
+    fn end_link(&mut self, link: Link, reason: Gone) {
+        self.endings.retain(|ending| !ending.is_finished());
+        let link = Arc::new(Mutex::new(Some(link)));
+        let end = {
+            let link = link.clone();
+            let reason = reason.clone();
+            move || {
+                let taken = link.lock().unwrap_or_else(PoisonError::into_inner).take();
+                taken.into_iter().for_each(|link| link.end(&reason));
+            }
+        };
+        match std::thread::Builder::new().name("nb-ending".to_owned()).spawn(end) {
+            Ok(ending) => self.endings.push(ending),
+            // No thread can be had: the others wait.
+            Err(_) => {
+                let taken = link.lock().unwrap_or_else(PoisonError::into_inner).take();
+                taken.into_iter().for_each(|link| link.end(&reason));
+            }
         }
     }
 
@@ -89,46 +122,31 @@ impl Service {
             }
             Command::Submit { peer, job } => match self.link(peer.key) {
                 Some(link) => link.submit(*job),
-                None => self.refuse(&peer, *job),
+                None => self.shared.refuse_job(&peer, *job, Gone::Ended),
             },
             Command::Finish { peer, id, abort } => {
                 if let Some(link) = self.link(peer) {
                     link.finish(id, abort);
                 }
             }
-            Command::Export { name, region } => {
-                self.links
-                    .iter_mut()
-                    .for_each(|link| link.say(&Frame::Export { name: name.clone(), region }));
-            }
-            Command::Withdraw { name } => {
-                self.links.iter_mut().for_each(|link| link.say(&Frame::Withdraw { name: name.clone() }));
-            }
-            Command::Close { peer } => self.end(peer, &Gone::ClosedHere),
+            Command::Say(frame) => self.links.iter_mut().for_each(|link| link.say(&frame)),
+            Command::Close { peer } => self.end(peer, Gone::ClosedHere),
+            Command::Look => {}
             Command::Stop => self.is_stopped = true,
         }
-    }
-
-    /// A transfer that was submitted while its peer went.
-    fn refuse(&self, peer: &PeerShared, job: Job) {
-        let reason = peer.state().gone.clone().unwrap_or(Gone::Ended);
-        let state = job.state.clone();
-        drop(job);
-        self.shared.count(|counters| counters.failed += 1);
-        state.end(Err(TransferError::PeerGone { peer: peer.name.clone(), reason }));
-        self.shared.tell(Event::Transfer(state.id));
     }
 
     fn add(&mut self, arrival: Arrival) {
         let (name, generation) = (arrival.peer.name.clone(), arrival.peer.generation);
         let is_old = |link: &&Link| link.peer.name == name && link.peer.generation != generation;
         let old: Vec<_> = self.links.iter().filter(is_old).map(|link| link.peer.key).collect();
-        old.into_iter().for_each(|key| self.end(key, &Gone::Replaced));
+        old.into_iter().for_each(|key| self.end(key, Gone::Replaced));
         let mut link = Link::new(&self.shared, arrival, self.silence);
         let exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, region) in exports.all() {
-            link.say(&Frame::Export { name: name.to_owned(), region });
+        for (name, version, region) in exports.all() {
+            link.say(&Frame::Export { name: name.to_owned(), version, region });
         }
+        link.say(&Frame::Version { version: exports.version() });
         drop(exports);
         self.links.push(link);
     }
@@ -169,19 +187,28 @@ impl Service {
                 link.is_armed = false;
             }
         }
-        self.keep_alive();
+        self.keep_alive(Instant::now());
         true
     }
 
-    fn keep_alive(&mut self) {
-        let now = Instant::now();
+    fn keep_alive(&mut self, now: Instant) {
+        self.kept_alive = now;
         let mut gone = Vec::new();
         for link in self.links.iter_mut().filter(|link| now >= link.deadline()) {
             if let Err(reason) = link.keep_alive(now) {
                 gone.push((link.peer.key, reason));
             }
         }
-        gone.iter().for_each(|(key, reason)| self.end(*key, reason));
+        gone.into_iter().for_each(|(key, reason)| self.end(key, reason));
+    }
+}
+
+/// Takes no more commands when it is dropped.
+struct Stop(Arc<Shared>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.stop();
     }
 }
 

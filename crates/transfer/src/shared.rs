@@ -2,18 +2,20 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nobounce::{Connection, RemoteRegion};
 use nobounce_nic::EventFd;
 
-use crate::error::Gone;
+use crate::error::{Gone, TransferError};
 use crate::exports::Exports;
+use crate::frame::Frame;
 use crate::job::Job;
 use crate::memory::Registrations;
-use crate::notification::{Notification, Waiting};
-use crate::transfer::Wake;
+use crate::notification::{MAX_OF_ALL, Notification, Outcome};
+use crate::transfer::{Summary, TransferState, Wake};
 use crate::wire::Wire;
 
 /// Something that an event loop may wait for.
@@ -35,19 +37,56 @@ pub(crate) struct PeerShared {
     pub(crate) name: String,
     pub(crate) generation: u64,
     pub(crate) addr: String,
+    /// Transfers that it announced, until their notifications are taken.
+    pub(crate) promised: AtomicUsize,
     state: Mutex<PeerState>,
     pub(crate) changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct PeerState {
-    pub(crate) exports: BTreeMap<String, RemoteRegion>,
+    /// What it exports, with the versions that added them.
+    pub(crate) exports: BTreeMap<String, (u64, RemoteRegion)>,
+    /// The link has told of all changes up to this version.
+    pub(crate) version: u64,
     pub(crate) gone: Option<Gone>,
+}
+
+impl PeerState {
+    /// A change that the link tells of.
+    pub(crate) fn export(&mut self, name: String, version: u64, region: RemoteRegion) {
+        self.version = self.version.max(version);
+        self.add(name, version, region);
+    }
+
+    pub(crate) fn withdraw(&mut self, name: &str, version: u64) {
+        self.version = self.version.max(version);
+        if self.exports.get(name).is_some_and(|(added, _)| *added < version) {
+            self.exports.remove(name);
+        }
+    }
+
+    /// Metadata that came by another way. What they tell of changes that the link has told of is old.
+    pub(crate) fn learn(&mut self, exports: Vec<(String, u64, RemoteRegion)>) {
+        for (name, version, region) in exports {
+            if version > self.version {
+                self.add(name, version, region);
+            }
+        }
+    }
+
+    fn add(&mut self, name: String, version: u64, region: RemoteRegion) {
+        let known = self.exports.entry(name).or_insert((version, region));
+        if version > known.0 {
+            *known = (version, region);
+        }
+    }
 }
 
 impl PeerShared {
     pub(crate) fn new(key: u64, name: String, generation: u64, addr: String) -> Self {
-        Self { key, name, generation, addr, state: Mutex::default(), changed: Condvar::new() }
+        let (promised, state, changed) = (AtomicUsize::new(0), Mutex::default(), Condvar::new());
+        Self { key, name, generation, addr, promised, state, changed }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, PeerState> {
@@ -60,6 +99,9 @@ impl PeerShared {
         self.changed.notify_all();
     }
 }
+
+/// Notifications that the application has not taken, each with its peer.
+type Waiting = VecDeque<(Notification, Arc<PeerShared>)>;
 
 /// A connection with an agent at its other end.
 #[derive(Debug)]
@@ -89,23 +131,29 @@ pub(crate) enum Command {
         id: u64,
         abort: Option<String>,
     },
-    Export {
-        name: String,
-        region: RemoteRegion,
-    },
-    Withdraw {
-        name: String,
-    },
+    /// To all peers.
+    Say(Frame),
     Close {
         peer: u64,
     },
+    /// Something has changed that the thread looks at anyway.
+    Look,
     Stop,
+}
+
+#[derive(Debug, Default)]
+struct Commands {
+    list: Vec<Command>,
+    /// The agent's thread has ended, and takes no more.
+    is_stopped: bool,
 }
 
 #[derive(Debug, Default)]
 struct Events {
     is_wanted: bool,
-    list: Vec<Event>,
+    transfers: Vec<u64>,
+    has_notification: bool,
+    has_peer: bool,
 }
 
 /// Counters of an agent.
@@ -126,11 +174,13 @@ pub struct AgentCounters {
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) generation: u64,
-    commands: Mutex<Vec<Command>>,
+    commands: Mutex<Commands>,
     wake: EventFd,
     is_asleep: AtomicBool,
     notifications: Mutex<Waiting>,
-    pub(crate) notified: Condvar,
+    notified: Condvar,
+    /// Transfers that were announced, until their notifications are taken.
+    promised: AtomicUsize,
     pub(crate) arrived: Mutex<VecDeque<Arc<PeerShared>>>,
     pub(crate) arrival: Condvar,
     pub(crate) exports: Mutex<Exports>,
@@ -151,6 +201,7 @@ impl Shared {
             is_asleep: AtomicBool::new(false),
             notifications: Mutex::default(),
             notified: Condvar::new(),
+            promised: AtomicUsize::new(0),
             arrived: Mutex::default(),
             arrival: Condvar::new(),
             exports: Mutex::default(),
@@ -169,19 +220,64 @@ impl Shared {
 
     /// Hands commands to the agent's thread, in this order and without others in between.
     pub(crate) fn push(&self, commands: impl IntoIterator<Item = Command>) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).extend(commands);
+        let mut queue = self.queue();
+        if queue.is_stopped {
+            drop(queue);
+            commands.into_iter().for_each(|command| self.refuse(command));
+            return;
+        }
+        queue.list.extend(commands);
+        drop(queue);
         self.wake();
     }
 
+    fn queue(&self) -> MutexGuard<'_, Commands> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn take_commands(&self, into: &mut Vec<Command>) {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::swap(&mut *commands, into);
+        std::mem::swap(&mut self.queue().list, into);
+    }
+
+    /// The agent's thread has ended: nothing is carried out any more.
+    pub(crate) fn stop(&self) {
+        let mut queue = self.queue();
+        queue.is_stopped = true;
+        let left = std::mem::take(&mut queue.list);
+        drop(queue);
+        left.into_iter().for_each(|command| self.refuse(command));
+    }
+
+    /// A command that comes too late.
+    fn refuse(&self, command: Command) {
+        match command {
+            Command::Submit { peer, job } => self.refuse_job(&peer, *job, Gone::ClosedHere),
+            Command::Add(arrival) => arrival.peer.change(|state| state.gone = Some(Gone::ClosedHere)),
+            _ => {}
+        }
+    }
+
+    /// A transfer whose peer is gone.
+    pub(crate) fn refuse_job(&self, peer: &PeerShared, job: Job, otherwise: Gone) {
+        let reason = peer.state().gone.clone().unwrap_or(otherwise);
+        let state = job.state.clone();
+        drop(job);
+        self.count(|counters| counters.failed += 1);
+        self.end(&state, Err(TransferError::PeerGone { peer: peer.name.clone(), reason }));
+    }
+
+    /// Ends a transfer and tells the event loop that watches it.
+    pub(crate) fn end(&self, state: &TransferState, result: Result<Summary, TransferError>) {
+        state.end(result);
+        if state.is_watched() {
+            self.tell(Event::Transfer(state.id));
+        }
     }
 
     /// The agent's thread is going to sleep: false if there are commands.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.is_asleep.store(true, Ordering::SeqCst);
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.queue().list.is_empty()
     }
 
     pub(crate) fn awake(&self) {
@@ -189,18 +285,43 @@ impl Shared {
         self.wake.take();
     }
 
+    fn wake(&self) {
+        if self.is_asleep.load(Ordering::SeqCst) {
+            self.wake.raise();
+        }
+    }
+
     pub(crate) fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }
 
-    pub(crate) fn notifications(&self) -> MutexGuard<'_, Waiting> {
-        self.notifications.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Counts an announced transfer; false if there are too many.
+    pub(crate) fn promise(&self) -> bool {
+        let is_fine = self.promised.fetch_add(1, Ordering::Relaxed) < MAX_OF_ALL;
+        if !is_fine {
+            self.promised.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_fine
     }
 
-    pub(crate) fn notify(&self, notification: Notification) {
-        self.notifications().push_back(notification);
+    pub(crate) fn notify(&self, peer: &Arc<PeerShared>, tag: Vec<u8>, outcome: Outcome) {
+        let (name, generation) = (peer.name.clone(), peer.generation);
+        let notification = Notification { peer: name, generation, tag, outcome };
+        let mut waiting = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push_back((notification, peer.clone()));
+        drop(waiting);
         self.notified.notify_all();
         self.tell(Event::Notification);
+    }
+
+    /// The next notification; `None` if none comes in time.
+    pub(crate) fn notification(&self, timeout: Duration) -> Option<Notification> {
+        let waiting = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.notified.wait_timeout_while(waiting, timeout, |waiting| waiting.is_empty());
+        let (notification, peer) = waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()?;
+        peer.promised.fetch_sub(1, Ordering::Relaxed);
+        self.promised.fetch_sub(1, Ordering::Relaxed);
+        Some(notification)
     }
 
     pub(crate) fn count(&self, count: impl FnOnce(&mut AgentCounters)) {
@@ -217,9 +338,10 @@ impl Shared {
         if !events.is_wanted {
             return;
         }
-        // Of these one stands for many.
-        if matches!(event, Event::Transfer(_)) || !events.list.contains(&event) {
-            events.list.push(event);
+        match event {
+            Event::Transfer(id) => events.transfers.push(id),
+            Event::Notification => events.has_notification = true,
+            Event::Peer => events.has_peer = true,
         }
         self.event.raise();
     }
@@ -233,14 +355,16 @@ impl Shared {
     pub(crate) fn take_events(&self) -> Vec<Event> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         self.event.take();
-        std::mem::take(&mut events.list)
+        let mut found: Vec<_> =
+            std::mem::take(&mut events.transfers).into_iter().map(Event::Transfer).collect();
+        found.extend(std::mem::take(&mut events.has_notification).then_some(Event::Notification));
+        found.extend(std::mem::take(&mut events.has_peer).then_some(Event::Peer));
+        found
     }
 }
 
 impl Wake for Shared {
-    fn wake(&self) {
-        if self.is_asleep.load(Ordering::SeqCst) {
-            self.wake.raise();
-        }
+    fn look(&self) {
+        self.push([Command::Look]);
     }
 }

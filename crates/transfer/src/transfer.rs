@@ -22,11 +22,17 @@ pub(crate) struct TransferState {
     result: Mutex<Option<Result<Summary, TransferError>>>,
     ended: Condvar,
     is_cancelled: AtomicBool,
+    is_watched: AtomicBool,
 }
 
 impl TransferState {
     pub(crate) fn new(id: u64) -> Self {
-        Self { id, result: Mutex::default(), ended: Condvar::new(), is_cancelled: AtomicBool::new(false) }
+        let (result, ended) = (Mutex::default(), Condvar::new());
+        Self { id, result, ended, is_cancelled: AtomicBool::new(false), is_watched: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.is_watched.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
@@ -56,7 +62,7 @@ pub struct Transfer {
 
 /// Tells the agent's thread that something changed.
 pub(crate) trait Wake: Send + Sync + std::fmt::Debug {
-    fn wake(&self);
+    fn look(&self);
 }
 
 impl Transfer {
@@ -68,6 +74,13 @@ impl Transfer {
     /// Its result, if it has ended.
     pub fn result(&self) -> Option<Result<Summary, TransferError>> {
         self.state.result()
+    }
+
+    /// Makes its end an event of the agent ([`Agent::take_events`](crate::Agent::take_events)). False if
+    /// it has ended already.
+    pub fn watch(&self) -> bool {
+        self.state.is_watched.store(true, Ordering::SeqCst);
+        self.result().is_none()
     }
 
     /// Waits for its end.
@@ -94,6 +107,6 @@ impl Transfer {
     /// then. The peer is notified of the failure.
     pub fn cancel(&self) {
         self.state.is_cancelled.store(true, Ordering::Relaxed);
-        self.wake.wake();
+        self.wake.look();
     }
 }

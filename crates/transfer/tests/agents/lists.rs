@@ -118,9 +118,9 @@ fn what_is_not_inside_is_refused_and_nothing_else_is_hurt() {
 fn more_than_the_queues_hold_waits_for_its_turn() {
     let pair = Pair::new(1 << 20, &AgentOptions { depth: 4, ..options(1) });
     fill(&pair.local, 1);
-    let pages: Vec<_> = shuffled(4096, 3);
-    let pages = Pages::whole(&pages, &pages, 256);
-    let transfers: Vec<_> = (0..40)
+    let pages: Vec<_> = shuffled(1024, 3);
+    let pages = Pages::whole(&pages, &pages, 1024);
+    let transfers: Vec<_> = (0..20)
         .map(|_| pair.peer.write_pages(&pair.local, &pair.remote, &pages, Notify::Nothing).unwrap())
         .collect();
     for transfer in transfers {

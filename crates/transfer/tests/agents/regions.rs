@@ -123,5 +123,66 @@ fn read_only_memory_is_sent_and_never_written() {
     assert!(bytes_of(&local) == WORDS);
     let write = back.write_list(&local, &theirs, &whole, Notify::Tag(b"wrong")).unwrap();
     assert!(matches!(write.wait(SOON), Err(TransferError::RemoteAccess { .. })));
-    assert!(matches!(pair.initiator.notification(SOON).unwrap().outcome, Outcome::Failed { .. }));
+    let told = pair.initiator.notification(SOON).unwrap();
+    assert!(
+        matches!(&told.outcome, Outcome::Failed { reason } if reason.contains("refused access")),
+        "{told:?}"
+    );
+    while back.gone().is_none() {
+        std::thread::yield_now();
+    }
+    assert!(back.gone().unwrap().to_string().contains("refused access"));
+}
+
+#[test]
+fn old_metadata_do_not_replace_what_the_link_has_told() {
+    let pair = Pair::new(4096, &AgentOptions::default());
+    let old = pair.target.metadata();
+    let more = pair.target.register(8192).unwrap();
+    pair.target.export("kv", &more).unwrap();
+    while pair.peer.region("kv", SOON).unwrap().len() != 8192 {
+        std::thread::yield_now();
+    }
+    pair.peer.add_metadata(&old).unwrap();
+    assert_eq!(pair.peer.region("kv", SOON).unwrap().len(), 8192);
+    pair.target.withdraw("kv");
+    while !pair.peer.regions().is_empty() {
+        std::thread::yield_now();
+    }
+    pair.peer.add_metadata(&old).unwrap();
+    assert!(pair.peer.regions().is_empty(), "it is withdrawn");
+    // Nor for a peer that connects later.
+    let other = Agent::new(&device(), "other", AgentOptions::default()).unwrap();
+    let peer = other.connect(addr(&pair.target), SOON).unwrap();
+    pair.target.export("new", &more).unwrap();
+    peer.region("new", SOON).unwrap();
+    peer.add_metadata(&old).unwrap();
+    assert_eq!(peer.regions(), ["new"]);
+}
+
+#[test]
+fn an_exported_part_opens_nothing_else() {
+    let pair = Pair::new(8192, &AgentOptions::default());
+    let part = pair.exported.part(4096, 4096).unwrap();
+    pair.target.export("part", &part).unwrap();
+    let remote = pair.peer.region("part", SOON).unwrap();
+    assert_eq!(remote.len(), 4096);
+    fill(&pair.local, 1);
+    let piece = [Piece { local: 0, remote: 0, len: 4096 }];
+    pair.peer.write_list(&pair.local, &remote, &piece, Notify::Nothing).unwrap().wait(SOON).unwrap();
+    assert!(bytes_of(&pair.exported)[..4096] == [0; 4096]);
+}
+
+#[test]
+fn a_closed_agent_refuses_and_ends_everything() {
+    let pair = Pair::new(4096, &AgentOptions::default());
+    pair.initiator.close();
+    let late = pair.peer.write_list(&pair.local, &pair.remote, &LIST, Notify::Nothing);
+    assert!(matches!(late, Err(TransferError::PeerGone { reason: Gone::ClosedHere, .. })), "{late:?}");
+    assert!(
+        pair.initiator.connect(addr(&pair.target), SOON).is_ok_and(|peer| {
+            peer.write_list(&pair.local, &pair.remote, &LIST, Notify::Nothing).is_err()
+        })
+    );
+    pair.initiator.close();
 }
