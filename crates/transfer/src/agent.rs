@@ -12,8 +12,8 @@ use nobounce::{ConnectOptions, Device, Listener, RegisterError};
 use nobounce_nic::EventFd;
 
 use crate::error::AgentError;
-use crate::exports::{MAX_EXPORTS, Metadata};
-use crate::frame::{Frame, MAX_NAME};
+use crate::exports::Metadata;
+use crate::frame::{Frame, MAX_EXPORTS, MAX_NAME};
 use crate::greet::greet;
 use crate::memory::{Foreign, Owner, View};
 use crate::notification::Notification;

@@ -145,7 +145,7 @@ pub enum AgentError {
     #[error("a silence limit of 0 would end every peer at once")]
     Silence,
     /// Too many regions are exported.
-    #[error("more than {max} exports: withdraw some", max = crate::exports::MAX_EXPORTS)]
+    #[error("more than {max} exports: withdraw some", max = crate::frame::MAX_EXPORTS)]
     TooManyExports,
     /// The memory cannot be exported.
     #[error(transparent)]

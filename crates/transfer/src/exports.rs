@@ -6,13 +6,11 @@ use std::net::SocketAddr;
 use nobounce::{Device, Region, RegisterError, RemoteRegion};
 use serde::{Deserialize, Serialize};
 
-use crate::frame::MAX_NAME;
+use crate::frame::{MAX_EXPORTS, MAX_NAME};
 use crate::memory::View;
 
 /// First bytes of metadata.
 const MAGIC: [u8; 4] = *b"nbm1";
-/// Regions that one agent may export.
-pub(crate) const MAX_EXPORTS: usize = 1 << 16;
 
 /// An export: registered for itself, so that its key opens nothing else, and ends with it.
 #[derive(Debug)]

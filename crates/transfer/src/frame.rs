@@ -9,6 +9,8 @@ pub(crate) const VERSION: u32 = 1;
 pub const MAX_TAG: usize = 256;
 /// Longest name of an agent or a region.
 pub const MAX_NAME: usize = 256;
+/// Regions that one agent may export.
+pub(crate) const MAX_EXPORTS: usize = 1 << 16;
 /// Longest reason that is sent to a peer.
 pub(crate) const MAX_REASON: usize = 512;
 /// Longest frame.

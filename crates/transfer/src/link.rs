@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use nobounce::{Connection, Status};
 
 use crate::error::{Gone, TransferError};
-use crate::exports::MAX_EXPORTS;
-use crate::frame::{Frame, printable};
+use crate::frame::{Frame, MAX_EXPORTS, printable};
 use crate::job::Job;
 use crate::lanes::{BatchEnd, Lanes};
 use crate::notification::{self, Announced, MAX_OF_PEER, Outcome};
