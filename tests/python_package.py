@@ -16,8 +16,7 @@ PACKAGES = ["pytest", "numpy", "uvloop", "mypy"]
 
 def built():
     """The folder with the package."""
-    environment = {**os.environ, "PYO3_BUILD_EXTENSION_MODULE": "1"}
-    subprocess.run(["cargo", "build", "--locked", "-q", "-p", "nobounce-python"], cwd=ROOT, env=environment, check=True)
+    subprocess.run(["cargo", "build", "--locked", "-q", "-p", "nobounce-python"], cwd=ROOT, check=True)
     folder = os.path.join(TARGET, "python")
     package = os.path.join(folder, "nobounce")
     shutil.rmtree(package, ignore_errors=True)
