@@ -47,12 +47,13 @@ fn main() {
         if before == Some(*version) {
             continue;
         }
-        // Linkers that take one version script only must find in it that all else is local.
-        let local = if before.is_none() { "local: *;" } else { "" };
-        writeln!(nodes, "{version} {{ {local} }} {};", before.unwrap_or_default())
+        writeln!(nodes, "{version} {{ }} {};", before.unwrap_or_default())
             .expect("a string takes everything");
         before = Some(*version);
     }
+    // Linkers that take one version script only must find in it that all else is local. In a node of its
+    // own: in another one it would hide old versions of that node's symbols.
+    nodes.push_str("NOBOUNCE_LOCAL { local: *; };\n");
     let map = out.join("nodes.map");
     fs::write(&map, nodes).expect("OUT_DIR is ours");
 

@@ -21,7 +21,7 @@ PLAYED = (
     "path/nvidia-cuda-mps-control", "path/nvidia-smi", "path/nvcc",
 )
 # What measures, and what must be the only client of MPS.
-ALONE = re.compile(r"gpu_litmus|gpu_kernels|gpu_traffic::(cycles|spinning|freed::short)|gpu_speed|gdrapi-(speed|deaths)|gdrcopy_copylat|bench(?! .*(nb0|--quick))|nccl (speed|killed)|mpi speed|mpi dies_inside alone|pair (?!ib_(read|send))")
+ALONE = re.compile(r"gpu_litmus|gpu_kernels|gpu_traffic::(cycles|spinning|freed::short)|gpu_speed|gdrapi-(speed|deaths)|gdrcopy_copylat|bench(?! .*(nb0|--quick))|nccl (speed|killed)|nvshmem speed|mpi speed|mpi dies_inside alone|pair (?!ib_(read|send))")
 RANKS = re.compile(r"nccl|mpi (?!dies)|pair|nvshmem (?!dies)")
 # Enough of each kind; not every one of the pairs.
 KINDS = [word for kind in ("gpu_", "drop-in", "gdrapi: s", "gdrapi: VMM", "gdrapi: ends", "gdrcopy", "bench", "hard", "engines", "nccl", "nvshmem", "mpi", "ucx: ucp", "perftest: ib_s") for word in ("--only", kind)]
@@ -61,7 +61,7 @@ def make_bundle(folder):
         shutil.copy(os.path.join(ROOT, "tools", name), os.path.join(folder, name))
     for name, text in (("python/torch/__init__.py", "class cuda:\n    is_available = staticmethod(lambda: True)\n"),
                        ("python/torch/distributed/run.py", "import os, sys\nos.execv(sys.executable, [sys.executable, *sys.argv[3:]])\n"), ("python/nvidia/nvshmem/include/nvshmem.h", ""),
-                       ("python/nvidia/nvshmem/lib/libnvshmem_host.so.3", ""), ("stack/lib/x", ""), *((f"sources/nvshmem/{name}.cu", "") for name in ("ops", "order", "collectives", "dies"))):
+                       ("python/nvidia/nvshmem/lib/libnvshmem_host.so.3", ""), ("stack/lib/x", ""), *((f"sources/nvshmem/{name}.cu", "") for name in ("ops", "order", "collectives", "dies", "speed"))):
         os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
         with open(os.path.join(folder, name), "w") as file:
             file.write(text)
