@@ -103,27 +103,14 @@ impl Listener {
     pub fn accept(&self, timeout: Duration) -> Result<Connection, AcceptError> {
         let deadline = Instant::now() + timeout;
         loop {
-            match self.socket.accept() {
-                Ok((stream, peer)) => {
-                    return self
-                        .shake_hands(stream)
-                        .map_err(|source| AcceptError::Handshake { peer, source });
-                }
-                // The client closed the connection before it was accepted: ignore it.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-                    ) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(AcceptError::Timeout(timeout));
-                    }
-                    std::thread::sleep(left.min(LOOK_EVERY));
-                }
-                Err(error) => return Err(error.into()),
+            if let Some((stream, peer)) = self.accept_pending()? {
+                return self.handshake(stream, peer);
             }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(AcceptError::Timeout(timeout));
+            }
+            std::thread::sleep(left.min(LOOK_EVERY));
         }
     }
 
@@ -134,6 +121,7 @@ impl Listener {
     pub fn accept_pending(&self) -> io::Result<Option<(TcpStream, SocketAddr)>> {
         match self.socket.accept() {
             Ok(client) => Ok(Some(client)),
+            // None is waiting, or the client closed before it was accepted.
             Err(error)
                 if matches!(
                     error.kind(),
