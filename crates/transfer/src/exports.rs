@@ -120,6 +120,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_key_of_a_part_is_not_the_key_of_the_rest() {
+        let device = Device::open().unwrap();
+        let whole = View::of(device.register(8192).unwrap());
+        let mut exports = Exports::default();
+        let (_, part) = exports.add(&device, "part", &whole.part(4096, 4096).unwrap()).unwrap();
+        assert_eq!((part.addr, part.len), (whole.addr() + 4096, 4096));
+        let (_, again) = exports.add(&device, "again", &whole.part(4096, 4096).unwrap()).unwrap();
+        let keys = [part.rkey, again.rkey, whole.region().mr().rkey()];
+        assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2], "{keys:?}");
+    }
+
     proptest! {
         #[test]
         fn arbitrary_metadata_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {

@@ -85,9 +85,9 @@ fn long_pieces_and_empty_lists_and_several_parts() {
     let piece = Piece { local: 0, remote: 0, len: 100 };
     let (near, far) = (pair.local.part(500, 100).unwrap(), pair.remote.part(4 << 20, 100).unwrap());
     let parts = vec![
-        Part { local: &near, remote: &pair.remote, pieces: vec![piece] },
-        Part { local: &pair.local, remote: &far, pieces: Vec::new() },
-        Part { local: &pair.local, remote: &far, pieces: vec![piece] },
+        Part { local: &near, remote: &pair.remote, pieces: Arc::new(vec![piece]) },
+        Part { local: &pair.local, remote: &far, pieces: Arc::default() },
+        Part { local: &pair.local, remote: &far, pieces: Arc::new(vec![piece]) },
     ];
     pair.peer.submit(Direction::Write, parts, Notify::Nothing).unwrap().wait(SOON).unwrap();
     let found = bytes_of(&pair.exported);
@@ -154,7 +154,7 @@ fn a_gate_holds_a_transfer_back_and_no_other() {
         vec![Part {
             local: &pair.local,
             remote: &pair.remote,
-            pieces: vec![Piece { local: at, remote: at, len: 64 }],
+            pieces: Arc::new(vec![Piece { local: at, remote: at, len: 64 }]),
         }]
     };
     let open = Arc::new(AtomicBool::new(false));

@@ -1,5 +1,6 @@
 //! Agents in one process and in two: every byte, every tag, and what is left when one of them ends.
 
+mod chaos;
 mod death;
 mod lists;
 mod notifications;
@@ -16,10 +17,16 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// A device on a loopback address of its own, so that tests do not meet.
 pub(crate) fn device() -> Device {
+    device_with(|_| {})
+}
+
+pub(crate) fn device_with(change: impl FnOnce(&mut Config)) -> Device {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let addr = [127, 130 + high % 64, low, NEXT.fetch_add(1, Ordering::Relaxed)];
-    Device::open_with(&Config { addr: addr.into(), ..Config::from_env().unwrap() }).unwrap()
+    let mut config = Config { addr: addr.into(), ..Config::from_env().unwrap() };
+    change(&mut config);
+    Device::open_with(&config).unwrap()
 }
 
 /// Two agents: the second is a peer of the first, and exports memory as "kv".

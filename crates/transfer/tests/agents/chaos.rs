@@ -8,13 +8,15 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nobounce::{Config, Device};
+use nobounce::Device;
+use nobounce_nic::links::LinkChoice;
 use nobounce_transfer::{Agent, AgentOptions, Notify, Outcome, Pages, Peer, View};
+
+use super::{SOON, device_with, shuffled};
 
 const ROLE: &str = "TRANSFER_CHAOS_ADDR";
 const SLOT: &str = "TRANSFER_CHAOS_SLOT";
 const COUNT: &str = "TRANSFER_CHAOS";
-const SOON: Duration = Duration::from_secs(30);
 const PAGES: u64 = 4096;
 const PAGE: u64 = 64;
 const AREA: u64 = PAGES * PAGE;
@@ -26,10 +28,12 @@ fn options() -> AgentOptions {
     AgentOptions { silence: Duration::from_millis(800), lanes: 2, ..AgentOptions::default() }
 }
 
-fn device(last: u8) -> Device {
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let addr = [127, 130 + high % 64, low, last].into();
-    Device::open_with(&Config { addr, ..Config::from_env().unwrap() }).unwrap()
+/// A device with a bad network.
+fn faulty_device() -> Device {
+    device_with(|config| {
+        config.fault = Some(FAULTS.parse().unwrap());
+        config.link = LinkChoice::Udp;
+    })
 }
 
 /// The bytes of a tag.
@@ -38,18 +42,12 @@ fn pattern(tag: u64) -> Vec<u8> {
     (0..AREA / 8).flat_map(|at| word(at).to_le_bytes()).collect()
 }
 
-fn shuffled(seed: u64) -> Vec<u64> {
-    let mut order: Vec<_> = (0..PAGES).collect();
-    order.sort_by_key(|at| (at ^ seed.rotate_left(7)).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(31));
-    order
-}
-
 /// A writer: writes one tag after the other to its area, each when the last one was checked.
 #[test]
 fn writer_process() {
     let Ok(target) = std::env::var(ROLE) else { return };
     let slot: u64 = std::env::var(SLOT).unwrap().parse().unwrap();
-    let agent = Agent::new(&device(100), &format!("writer {slot}"), options()).unwrap();
+    let agent = Agent::new(&faulty_device(), &format!("writer {slot}"), options()).unwrap();
     let local = agent.register(usize::try_from(AREA).unwrap()).unwrap();
     let Ok(peer) = agent.connect(target.as_str(), SOON) else { return };
     let Ok(remote) = peer.region("areas", SOON) else { return };
@@ -57,7 +55,7 @@ fn writer_process() {
     let first = agent.generation() & !0xffff;
     for tag in first.. {
         local.region().write_at(0, &pattern(tag)).unwrap();
-        let order = shuffled(tag);
+        let order = shuffled(PAGES, tag);
         let pages = Pages::whole(&order, &order, PAGE);
         println!("begin {tag}");
         let Ok(transfer) = peer.write_pages(&local, &area, &pages, Notify::Tag(&tag.to_le_bytes())) else {
@@ -83,11 +81,9 @@ struct Writer {
 impl Writer {
     fn start(addr: &str, slot: usize) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "writer_process", "--nocapture"])
+            .args(["--exact", "chaos::writer_process", "--nocapture"])
             .env(ROLE, addr)
             .env(SLOT, slot.to_string())
-            .env("NOBOUNCE_FAULT", FAULTS)
-            .env("NOBOUNCE_LINK", "udp")
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -158,12 +154,7 @@ fn resident_kib() -> u64 {
 #[test]
 fn every_tag_ends_once_under_kills_stops_and_loss() {
     let count: usize = std::env::var(COUNT).map_or(60, |count| count.parse().unwrap());
-    // SAFETY: before any thread of this test; nextest gives each test a process.
-    unsafe {
-        std::env::set_var("NOBOUNCE_FAULT", FAULTS);
-        std::env::set_var("NOBOUNCE_LINK", "udp");
-    }
-    let agent = Agent::listening(&device(1), "target", "127.0.0.1:0", options()).unwrap();
+    let agent = Agent::listening(&faulty_device(), "target", "127.0.0.1:0", options()).unwrap();
     let areas = agent.register(WRITERS * usize::try_from(AREA).unwrap()).unwrap();
     agent.export("areas", &areas).unwrap();
     let addr = agent.local_addr().unwrap().to_string();
