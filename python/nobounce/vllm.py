@@ -78,7 +78,7 @@ class Connector(KVConnectorBase_V1):  # type: ignore[misc]
         parameters = request.kv_transfer_params or {}
         if not parameters.get("do_remote_prefill"):
             return
-        # One transfer for each request. With nothing to read the prefilling side is still told, to free its blocks.
+        # One transfer for each request. An empty one still notifies the prefill worker, which frees its blocks.
         parameters["do_remote_prefill"] = False
         mine = blocks.get_unhashed_block_ids() if num_external_tokens > 0 else []
         theirs = list(parameters["remote_block_ids"])

@@ -1,6 +1,6 @@
 //! Peers and their regions.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use nobounce_transfer::{Direction, Notify, Pages, Part, Piece, Repeat, TransferError, stream_gate};
 use pyo3::prelude::*;
@@ -179,7 +179,7 @@ impl Peer {
             repeats: &repeats,
         };
         let pieces = pages.pieces().map_err(|error| of_transfer(&error.into()))?;
-        self.submit(is_read, &memory, &pieces, tag, announcement, after)
+        self.submit(is_read, &memory, pieces, tag, announcement, after)
     }
 
     /// Pieces: (local offset, remote offset, bytes) one after the other.
@@ -198,7 +198,7 @@ impl Peer {
             .chunks_exact(3)
             .map(|piece| Piece { local: piece[0], remote: piece[1], len: piece[2] })
             .collect();
-        self.submit(is_read, &memory, &pieces, tag, announcement, after)
+        self.submit(is_read, &memory, pieces, tag, announcement, after)
     }
 
     fn __repr__(&self) -> String {
@@ -212,7 +212,7 @@ impl Peer {
         &self,
         is_read: bool,
         memory: &[(Py<Memory>, Py<Remote>)],
-        pieces: &[Piece],
+        pieces: Vec<Piece>,
         tag: Option<&[u8]>,
         announcement: Option<&Announcement>,
         after: Option<u64>,
@@ -221,13 +221,14 @@ impl Peer {
         // SAFETY: the package has the handle from a stream object that the caller holds.
         let gate = after.map(|stream| unsafe { stream_gate(stream) }).transpose();
         let gate = gate.map_err(|error| raise("Error", error.to_string()))?;
+        let pieces = Arc::new(pieces);
         let direction = if is_read { Direction::Read } else { Direction::Write };
         let parts = memory
             .iter()
             .map(|(local, remote)| Part {
                 local: &local.get().view,
                 remote: &remote.get().inner,
-                pieces: pieces.to_vec(),
+                pieces: pieces.clone(),
             })
             .collect();
         let held = announcement.map(|announcement| announcement.inner.lock());

@@ -99,7 +99,7 @@ impl Agent {
         }
         let generation = RandomState::new().hash_one(std::process::id());
         let shared = Arc::new(Shared::new(name.to_owned(), generation)?);
-        let service = Service::new(shared.clone(), options.silence);
+        let service = Service::new(shared.clone(), options.silence)?;
         let service = std::thread::Builder::new().name("nb-transfer".to_owned()).spawn(|| service.run())?;
         Ok(Self {
             device: device.clone(),
@@ -230,7 +230,7 @@ impl Agent {
         }
         let (version, region) = exports.add(&self.device, name, view)?;
         // Under the lock, so that frames have the order of the changes.
-        self.shared.push([Command::Say(Frame::Export { name: name.to_owned(), version, region })]);
+        self.shared.push([Command::Send(Frame::Export { name: name.to_owned(), version, region })]);
         Ok(())
     }
 
@@ -238,7 +238,7 @@ impl Agent {
     pub fn withdraw(&self, name: &str) -> bool {
         let mut exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(version) = exports.remove(name) else { return false };
-        self.shared.push([Command::Say(Frame::Withdraw { name: name.to_owned(), version })]);
+        self.shared.push([Command::Send(Frame::Withdraw { name: name.to_owned(), version })]);
         true
     }
 

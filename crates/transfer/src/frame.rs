@@ -19,21 +19,43 @@ pub(crate) const MAX_FRAME: usize = 2048;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
     /// The first frame in each direction.
-    Hello { version: u32, name: String, generation: u64 },
+    Hello {
+        version: u32,
+        name: String,
+        generation: u64,
+    },
     /// A region that the peer may use, and the number of this change.
-    Export { name: String, version: u64, region: RemoteRegion },
+    Export {
+        name: String,
+        version: u64,
+        region: RemoteRegion,
+    },
     /// The region is withdrawn.
-    Withdraw { name: String, version: u64 },
-    /// All changes up to this one are told.
-    Version { version: u64 },
+    Withdraw {
+        name: String,
+        version: u64,
+    },
+    /// Number of the last change; all of them have been sent.
+    Version {
+        version: u64,
+    },
     /// A transfer with a tag begins.
-    Announce { id: u64, tag: Vec<u8> },
+    Announce {
+        id: u64,
+        tag: Vec<u8>,
+    },
     /// All bytes of it are placed.
-    Done { id: u64, bytes: u64 },
+    Done {
+        id: u64,
+        bytes: u64,
+    },
     /// It failed, or was given up.
-    Failed { id: u64, is_aborted: bool, reason: String },
-    /// The sender is alive.
-    Alive,
+    Failed {
+        id: u64,
+        is_aborted: bool,
+        reason: String,
+    },
+    KeepAlive,
     /// The sender closes.
     Bye,
 }
@@ -76,7 +98,7 @@ impl Frame {
             }
             Self::Announce { tag, .. } => tag.len() <= MAX_TAG,
             Self::Failed { reason, .. } => reason.len() <= MAX_REASON,
-            Self::Version { .. } | Self::Done { .. } | Self::Alive | Self::Bye => true,
+            Self::Version { .. } | Self::Done { .. } | Self::KeepAlive | Self::Bye => true,
         }
     }
 }
@@ -100,7 +122,7 @@ mod tests {
             Frame::Export { name: "kv".to_owned(), version: 1, region },
             Frame::Announce { id: 1, tag: vec![0xff; MAX_TAG] },
             Frame::Failed { id: 1, is_aborted: true, reason: "r".repeat(MAX_REASON) },
-            Frame::Alive,
+            Frame::KeepAlive,
         ];
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.append(&mut bytes));

@@ -25,7 +25,7 @@ pub enum Direction {
 pub(crate) struct JobPart {
     pub(crate) view: View,
     pub(crate) remote: RemoteRegion,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Arc<Vec<Piece>>,
 }
 
 /// Says whether a transfer may begin: false means later, an error fails it.

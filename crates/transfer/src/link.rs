@@ -16,13 +16,13 @@ use crate::notification::{self, Announced, MAX_OF_PEER, Outcome};
 use crate::shared::{Arrival, Event, PeerShared, Shared};
 use crate::wire::{Wire, WireError};
 
-/// While requests are outstanding, the side channel is read this often.
-const LOOK_EVERY: Duration = Duration::from_micros(100);
+/// Poll interval of the side channel while requests are outstanding.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// Reads of the side channel in one turn.
 const MAX_READS: usize = 4;
-/// How often gates are tried that nothing else announces.
-const GATE_EVERY: Duration = Duration::from_micros(100);
+/// Poll interval of gates.
+const GATE_INTERVAL: Duration = Duration::from_micros(100);
 
 /// An announcement of ours.
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ pub(crate) struct Link {
     ended: Vec<BatchEnd>,
     heard: Instant,
     sent: Instant,
-    looked: Instant,
+    polled: Instant,
     silence: Duration,
     pub(crate) is_armed: bool,
 }
@@ -72,7 +72,7 @@ impl Link {
             ended: Vec::new(),
             heard: now,
             sent: now,
-            looked: now - LOOK_EVERY,
+            polled: now - POLL_INTERVAL,
             silence,
             is_armed: false,
         }
@@ -90,31 +90,31 @@ impl Link {
         self.wire.has_unsent()
     }
 
-    /// The side channel may have something to read.
-    pub(crate) fn look_now(&mut self) {
-        self.looked = Instant::now() - LOOK_EVERY;
+    /// Polls the side channel in the next turn.
+    pub(crate) fn poll_side_channel(&mut self) {
+        self.polled = Instant::now() - POLL_INTERVAL;
     }
 
-    /// When this link must be looked at again.
+    /// When this link must be polled again.
     pub(crate) fn deadline(&self) -> Instant {
         let life = (self.sent + self.alive_every()).min(self.heard + self.silence);
         // Jobs in the queue of an idle link wait for their gates.
         let has_gates = !self.queue.is_empty() && self.lanes.are_idle();
-        if has_gates { life.min(Instant::now() + GATE_EVERY) } else { life }
+        if has_gates { life.min(Instant::now() + GATE_INTERVAL) } else { life }
     }
 
     fn alive_every(&self) -> Duration {
         self.silence / 5
     }
 
-    pub(crate) fn say(&mut self, frame: &Frame) {
+    pub(crate) fn send(&mut self, frame: &Frame) {
         self.wire.push(frame);
         self.sent = Instant::now();
     }
 
     pub(crate) fn announce(&mut self, id: u64, tag: Vec<u8>) {
         self.announcements.insert(id, Announcement::default());
-        self.say(&Frame::Announce { id, tag });
+        self.send(&Frame::Announce { id, tag });
     }
 
     pub(crate) fn submit(&mut self, job: Job) {
@@ -138,8 +138,8 @@ impl Link {
     /// Carries on; returns whether anything happened.
     pub(crate) fn turn(&mut self, now: Instant) -> Result<bool, Gone> {
         let mut is_busy = false;
-        if now.saturating_duration_since(self.looked) >= LOOK_EVERY {
-            self.looked = now;
+        if now.saturating_duration_since(self.polled) >= POLL_INTERVAL {
+            self.polled = now;
             is_busy |= self.receive(now)?;
         }
         is_busy |= self.post()?;
@@ -157,10 +157,10 @@ impl Link {
         Err(gone(&error))
     }
 
-    /// Sends a sign of life when it is due, and looks for the peer's.
+    /// Sends a keep-alive when it is due, and checks the silence limit.
     pub(crate) fn keep_alive(&mut self, now: Instant) -> Result<(), Gone> {
         if now >= self.sent + self.alive_every() {
-            self.say(&Frame::Alive);
+            self.send(&Frame::KeepAlive);
             self.flush(now)?;
         }
         if now < self.heard + self.silence {
@@ -224,7 +224,7 @@ impl Link {
             Frame::Failed { id, is_aborted, reason } => {
                 self.notify(id, notification::failure(is_aborted, &reason))?;
             }
-            Frame::Alive => {}
+            Frame::KeepAlive => {}
             Frame::Bye => return Err(Gone::Closed),
         }
         Ok(())
@@ -344,7 +344,7 @@ impl Link {
             return;
         }
         let Some(Announcement { bytes, failed, .. }) = self.announcements.remove(&id) else { return };
-        self.say(&match failed {
+        self.send(&match failed {
             None => Frame::Done { id, bytes },
             Some((is_aborted, reason)) => Frame::Failed { id, is_aborted, reason: printable(&reason) },
         });
@@ -356,7 +356,7 @@ impl Link {
         let name = self.peer.name.clone();
         let reports_failures = matches!(reason, Gone::Broken(_) | Gone::ClosedHere | Gone::Protocol(_));
         if reports_failures {
-            self.say_last_words(reason);
+            self.send_failures(reason);
         }
         let late = self.count_late_frames();
         let Self { connection, stream, peer, shared, jobs, mut announced, .. } = self;
@@ -384,7 +384,7 @@ impl Link {
     }
 
     /// Failures of transfers whose cause the peer does not know, and the end.
-    fn say_last_words(&mut self, reason: &Gone) {
+    fn send_failures(&mut self, reason: &Gone) {
         let mut failed: Vec<_> = self.announcements.drain().map(|(id, _)| id).collect();
         failed.sort_unstable();
         for id in failed {

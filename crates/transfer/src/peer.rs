@@ -63,8 +63,8 @@ pub struct Part<'a> {
     pub local: &'a View,
     /// The peer's memory.
     pub remote: &'a Remote,
-    /// What moves.
-    pub pieces: Vec<Piece>,
+    /// What moves. Parts may share a list.
+    pub pieces: Arc<Vec<Piece>>,
 }
 
 /// Whether and how the peer is notified.
@@ -160,7 +160,7 @@ impl Peer {
         pages: &Pages<'_>,
         notify: Notify<'_>,
     ) -> Result<Transfer, TransferError> {
-        self.submit(Direction::Write, vec![Part { local, remote, pieces: pages.pieces()? }], notify)
+        self.submit(Direction::Write, vec![Part { local, remote, pieces: Arc::new(pages.pieces()?) }], notify)
     }
 
     /// Reads pages of the peer's block table into pages of the local one.
@@ -172,7 +172,7 @@ impl Peer {
         pages: &Pages<'_>,
         notify: Notify<'_>,
     ) -> Result<Transfer, TransferError> {
-        self.submit(Direction::Read, vec![Part { local, remote, pieces: pages.pieces()? }], notify)
+        self.submit(Direction::Read, vec![Part { local, remote, pieces: Arc::new(pages.pieces()?) }], notify)
     }
 
     /// Writes a list of pieces.
@@ -183,7 +183,11 @@ impl Peer {
         list: &[Piece],
         notify: Notify<'_>,
     ) -> Result<Transfer, TransferError> {
-        self.submit(Direction::Write, vec![Part { local, remote, pieces: pieces::merged(list) }], notify)
+        self.submit(
+            Direction::Write,
+            vec![Part { local, remote, pieces: Arc::new(pieces::merged(list)) }],
+            notify,
+        )
     }
 
     /// Reads a list of pieces.
@@ -194,7 +198,11 @@ impl Peer {
         list: &[Piece],
         notify: Notify<'_>,
     ) -> Result<Transfer, TransferError> {
-        self.submit(Direction::Read, vec![Part { local, remote, pieces: pieces::merged(list) }], notify)
+        self.submit(
+            Direction::Read,
+            vec![Part { local, remote, pieces: Arc::new(pieces::merged(list)) }],
+            notify,
+        )
     }
 
     /// One transfer of several parts, for instance one for each layer's own allocation.
@@ -258,7 +266,7 @@ impl Peer {
                 self.shared.push([job(Some(announcement.id))]);
             }
         }
-        Ok(Transfer { state, wake: self.shared.clone() })
+        Ok(Transfer { state, shared: self.shared.clone() })
     }
 
     /// Tells the peer that a transfer with this tag begins. It may consist of many: all that are

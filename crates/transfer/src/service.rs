@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,21 +22,25 @@ pub(crate) struct Service {
     silence: Duration,
     polled: Vec<libc::pollfd>,
     is_stopped: bool,
-    /// When signs of life were looked after.
+    /// Time of the last keep-alive check.
     kept_alive: Instant,
-    /// Threads that end links: a queue pair may take its time.
-    endings: Vec<JoinHandle<()>>,
+    /// Links for the thread that ends them: destroying a queue pair may take up to a second.
+    endings: Sender<(Link, Gone)>,
+    ender: JoinHandle<()>,
 }
 
 impl Service {
-    pub(crate) fn new(shared: Arc<Shared>, silence: Duration) -> Self {
-        let (links, polled, endings) = (Vec::new(), Vec::new(), Vec::new());
-        Self { shared, links, silence, polled, is_stopped: false, kept_alive: Instant::now(), endings }
+    pub(crate) fn new(shared: Arc<Shared>, silence: Duration) -> io::Result<Self> {
+        let (endings, received) = mpsc::channel::<(Link, Gone)>();
+        let end_all = move || received.into_iter().for_each(|(link, reason)| link.end(&reason));
+        let ender = std::thread::Builder::new().name("nb-ending".to_owned()).spawn(end_all)?;
+        let (links, polled, kept_alive) = (Vec::new(), Vec::new(), Instant::now());
+        Ok(Self { shared, links, silence, polled, is_stopped: false, kept_alive, endings, ender })
     }
 
     /// Runs until the agent is dropped.
     pub(crate) fn run(mut self) {
-        // Also after a panic: what waits for this thread must not wait for ever.
+        // Refuses commands when the thread has ended, also by a panic.
         let _stop = Stop(self.shared.clone());
         let mut idle_since = None;
         while !self.is_stopped {
@@ -53,9 +58,10 @@ impl Service {
             }
         }
         for link in std::mem::take(&mut self.links) {
-            self.end_link(link, Gone::ClosedHere);
+            let _ = self.endings.send((link, Gone::ClosedHere));
         }
-        self.endings.drain(..).for_each(|ending| _ = ending.join());
+        drop(self.endings);
+        let _ = self.ender.join();
     }
 
     /// Carries on with everything; returns whether anything happened.
@@ -86,29 +92,8 @@ impl Service {
 
     fn end(&mut self, key: u64, reason: Gone) {
         if let Some(at) = self.links.iter().position(|link| link.peer.key == key) {
-            let link = self.links.swap_remove(at);
-            self.end_link(link, reason);
-        }
-    }
-
-    fn end_link(&mut self, link: Link, reason: Gone) {
-        self.endings.retain(|ending| !ending.is_finished());
-        let link = Arc::new(Mutex::new(Some(link)));
-        let end = {
-            let link = link.clone();
-            let reason = reason.clone();
-            move || {
-                let taken = link.lock().unwrap_or_else(PoisonError::into_inner).take();
-                taken.into_iter().for_each(|link| link.end(&reason));
-            }
-        };
-        match std::thread::Builder::new().name("nb-ending".to_owned()).spawn(end) {
-            Ok(ending) => self.endings.push(ending),
-            // No thread can be had: the others wait.
-            Err(_) => {
-                let taken = link.lock().unwrap_or_else(PoisonError::into_inner).take();
-                taken.into_iter().for_each(|link| link.end(&reason));
-            }
+            // Fails only if that thread has panicked; the link is dropped then.
+            let _ = self.endings.send((self.links.swap_remove(at), reason));
         }
     }
 
@@ -129,9 +114,9 @@ impl Service {
                     link.finish(id, abort);
                 }
             }
-            Command::Say(frame) => self.links.iter_mut().for_each(|link| link.say(&frame)),
+            Command::Send(frame) => self.links.iter_mut().for_each(|link| link.send(&frame)),
             Command::Close { peer } => self.end(peer, Gone::ClosedHere),
-            Command::Look => {}
+            Command::Poll => {}
             Command::Stop => self.is_stopped = true,
         }
     }
@@ -144,14 +129,14 @@ impl Service {
         let mut link = Link::new(&self.shared, arrival, self.silence);
         let exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, version, region) in exports.all() {
-            link.say(&Frame::Export { name: name.to_owned(), version, region });
+            link.send(&Frame::Export { name: name.to_owned(), version, region });
         }
-        link.say(&Frame::Version { version: exports.version() });
+        link.send(&Frame::Version { version: exports.version() });
         drop(exports);
         self.links.push(link);
     }
 
-    /// Sleeps until a command, a frame or a completion comes, or a sign of life is due. Returns whether
+    /// Sleeps until a command, a frame or a completion comes, or a keep-alive is due. Returns whether
     /// it slept.
     fn sleep(&mut self) -> bool {
         for link in &mut self.links {
@@ -180,7 +165,7 @@ impl Service {
         self.shared.awake();
         for (link, fds) in self.links.iter_mut().zip(self.polled[1..].chunks(2)) {
             if fds[0].revents != 0 {
-                link.look_now();
+                link.poll_side_channel();
             }
             if fds[1].revents != 0 {
                 link.connection.channel().take();

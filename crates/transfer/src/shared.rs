@@ -15,7 +15,7 @@ use crate::frame::Frame;
 use crate::job::Job;
 use crate::memory::Registrations;
 use crate::notification::{MAX_OF_ALL, Notification, Outcome};
-use crate::transfer::{Summary, TransferState, Wake};
+use crate::transfer::{Summary, TransferState};
 use crate::wire::Wire;
 
 /// Something that an event loop may wait for.
@@ -47,13 +47,13 @@ pub(crate) struct PeerShared {
 pub(crate) struct PeerState {
     /// What it exports, with the versions that added them.
     pub(crate) exports: BTreeMap<String, (u64, RemoteRegion)>,
-    /// The link has told of all changes up to this version.
+    /// The side channel has delivered all changes up to this version.
     pub(crate) version: u64,
     pub(crate) gone: Option<Gone>,
 }
 
 impl PeerState {
-    /// A change that the link tells of.
+    /// A change from the side channel.
     pub(crate) fn export(&mut self, name: String, version: u64, region: RemoteRegion) {
         self.version = self.version.max(version);
         self.add(name, version, region);
@@ -66,7 +66,7 @@ impl PeerState {
         }
     }
 
-    /// Metadata that came by another way. What they tell of changes that the link has told of is old.
+    /// Exports from metadata. Those that the side channel has delivered already are stale.
     pub(crate) fn learn(&mut self, exports: Vec<(String, u64, RemoteRegion)>) {
         for (name, version, region) in exports {
             if version > self.version {
@@ -132,12 +132,12 @@ pub(crate) enum Command {
         abort: Option<String>,
     },
     /// To all peers.
-    Say(Frame),
+    Send(Frame),
     Close {
         peer: u64,
     },
-    /// Something has changed that the thread looks at anyway.
-    Look,
+    /// State of a transfer has changed: poll it.
+    Poll,
     Stop,
 }
 
@@ -360,11 +360,5 @@ impl Shared {
         found.extend(std::mem::take(&mut events.has_notification).then_some(Event::Notification));
         found.extend(std::mem::take(&mut events.has_peer).then_some(Event::Peer));
         found
-    }
-}
-
-impl Wake for Shared {
-    fn look(&self) {
-        self.push([Command::Look]);
     }
 }

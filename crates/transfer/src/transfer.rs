@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::TransferError;
+use crate::shared::{Command, Shared};
 
 /// A transfer that ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +58,7 @@ impl TransferState {
 #[derive(Clone, Debug)]
 pub struct Transfer {
     pub(crate) state: Arc<TransferState>,
-    pub(crate) wake: Arc<dyn Wake>,
-}
-
-/// Tells the agent's thread that something changed.
-pub(crate) trait Wake: Send + Sync + std::fmt::Debug {
-    fn look(&self);
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl Transfer {
@@ -107,6 +103,6 @@ impl Transfer {
     /// then. The peer is notified of the failure.
     pub fn cancel(&self) {
         self.state.is_cancelled.store(true, Ordering::Relaxed);
-        self.wake.look();
+        self.shared.push([Command::Poll]);
     }
 }

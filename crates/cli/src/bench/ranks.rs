@@ -15,7 +15,7 @@ pub(crate) fn link_name(link: &str) -> &str {
     if link == "udp" { "udp" } else { "shm" }
 }
 
-/// The links to measure: those that were asked for, or both.
+/// The links to measure: the selected ones, or both.
 pub(crate) fn links(asked: &[String]) -> Vec<String> {
     match asked {
         [] => vec!["auto".to_owned(), "udp".to_owned()],
