@@ -1,11 +1,16 @@
 //! Two processes of this program that measure together: rank 0 prints the figures as JSON.
 
+use std::io::{IsTerminal, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail};
+use plotters::style::RGBColor;
 
-use super::free_loopback;
+use super::args::BenchArgs;
+use super::axis::size_label;
+use super::plot::PlotError;
+use super::{free_loopback, save, writable};
 
 pub(crate) const LINK: &str = "NOBOUNCE_LINK";
 const ADDR: &str = "NOBOUNCE_ADDR";
@@ -25,6 +30,9 @@ pub(crate) fn links(asked: &[String]) -> Vec<String> {
 
 /// Runs both ranks of `nobounce bench` with these arguments over one link, and reads the figures.
 pub(crate) fn measure<F: serde::de::DeserializeOwned>(link: &str, arguments: &[String]) -> anyhow::Result<F> {
+    if std::io::stderr().is_terminal() {
+        eprintln!("measuring over {}, about 15 s ...", link_name(link));
+    }
     // Free now, and taken by a rank in a moment.
     let meet = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr())?;
     let mut ranks = [start(0, link, meet, arguments)?, start(1, link, meet, arguments)?];
@@ -44,6 +52,38 @@ pub(crate) fn measure<F: serde::de::DeserializeOwned>(link: &str, arguments: &[S
         }
     }
     serde_json::from_str(&said[0].0).context("rank 0 printed no figures")
+}
+
+/// Prints the table, and writes JSON and plot where the arguments name files.
+pub(crate) fn publish(
+    args: &BenchArgs,
+    report: &impl serde::Serialize,
+    table: &str,
+    svg: impl FnOnce() -> Result<String, PlotError>,
+) -> anyhow::Result<()> {
+    std::io::stdout().lock().write_all(table.as_bytes()).context("cannot print the results")?;
+    if let Some(path) = &args.json {
+        save(path, (serde_json::to_string_pretty(report)? + "\n").as_bytes())?;
+    }
+    if let Some(path) = &args.plot {
+        save(path, svg()?.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Fails before the measurement if a result file cannot be written.
+pub(crate) fn check_files(args: &BenchArgs) -> anyhow::Result<()> {
+    [&args.json, &args.plot].into_iter().flatten().try_for_each(|path| writable(path))
+}
+
+/// The color of a link in plots; color-blind safe.
+pub(crate) fn link_color(link: &str) -> RGBColor {
+    if link_name(link) == "udp" { RGBColor(0xd5, 0x5e, 0x00) } else { RGBColor(0x00, 0x72, 0xb2) }
+}
+
+/// Bytes in the unit that fits.
+pub(crate) fn size(bytes: u64) -> String {
+    size_label(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)).log2())
 }
 
 /// All that a rank says there.

@@ -13,17 +13,14 @@ mod plot;
 mod rank;
 mod table;
 
-use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 
-use anyhow::Context;
-
 use self::figures::{LinkFigures, Report, SCHEMA};
+use crate::bench::Verdict;
 use crate::bench::args::BenchArgs;
 use crate::bench::gpu_mps::Mps;
 use crate::bench::machine::{self, Machine};
-use crate::bench::ranks::{self, LINK, link_name};
-use crate::bench::{self, Verdict};
+use crate::bench::ranks::{self, LINK};
 
 /// The command: one of its ranks, or the process that starts them.
 pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
@@ -50,9 +47,7 @@ fn serve(rank: u32, meet: SocketAddr, gpu: i32) -> anyhow::Result<()> {
 }
 
 fn compare(args: &BenchArgs, gpu: i32) -> anyhow::Result<()> {
-    for path in [&args.json, &args.plot].into_iter().flatten() {
-        bench::writable(path)?;
-    }
+    ranks::check_files(args)?;
     let started = machine::timestamp();
     // Before any process uses the GPU.
     let (_mps, sharing) = Mps::start();
@@ -67,24 +62,10 @@ fn compare(args: &BenchArgs, gpu: i32) -> anyhow::Result<()> {
         sharing,
         links,
     };
-    std::io::stdout()
-        .lock()
-        .write_all(table::render(&report).as_bytes())
-        .context("cannot print the results")?;
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)? + "\n";
-        bench::save(path, text.as_bytes())?;
-    }
-    if let Some(path) = &args.plot {
-        bench::save(path, plot::svg(&report)?.as_bytes())?;
-    }
-    Ok(())
+    ranks::publish(args, &report, &table::render(&report), || plot::svg(&report))
 }
 
 /// Both ranks over one link.
 fn measure(link: &str, gpu: i32) -> anyhow::Result<LinkFigures> {
-    if std::io::stderr().is_terminal() {
-        eprintln!("measuring over {}, about 15 s ...", link_name(link));
-    }
     ranks::measure(link, &["--gpu-initiated".to_owned(), "--gpu".to_owned(), gpu.to_string()])
 }

@@ -1,15 +1,10 @@
 //! Latency and bandwidth against message size.
 
 use plotters::chart::SeriesLabelPosition;
-use plotters::style::RGBColor;
 
 use super::figures::{LinkFigures, Report};
 use crate::bench::plot::{Line, Panel, PlotError, picture};
-use crate::bench::ranks::link_name;
-
-/// Colour-blind safe.
-const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
-const ORANGE: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+use crate::bench::ranks::{link_color, link_name};
 
 pub(super) fn svg(report: &Report) -> Result<String, PlotError> {
     let panels = [latency(report), bandwidth(report)];
@@ -17,14 +12,10 @@ pub(super) fn svg(report: &Report) -> Result<String, PlotError> {
     picture("nobounce bench: GPU-initiated operations", &subtitle, &panels)
 }
 
-fn color(link: &LinkFigures) -> RGBColor {
-    if link_name(&link.link) == "udp" { ORANGE } else { BLUE }
-}
-
 fn latency(report: &Report) -> Panel {
     let line = |link: &LinkFigures| {
         let points = link.latency.iter().map(|one| (one.bytes, one.p50_us)).collect();
-        Line::new(format!("put with signal, {}", link_name(&link.link)), color(link), true, points)
+        Line::new(format!("put with signal, {}", link_name(&link.link)), link_color(&link.link), true, points)
     };
     Panel {
         title: "Latency, kernel to kernel",
@@ -42,10 +33,15 @@ fn bandwidth(report: &Report) -> Panel {
             link.bandwidth.iter().map(|one| (one.bytes, of(one))).collect()
         };
         [
-            Line::new(format!("put, {name}"), color(link), true, points(|one| one.put_gbytes_per_s)),
+            Line::new(
+                format!("put, {name}"),
+                link_color(&link.link),
+                true,
+                points(|one| one.put_gbytes_per_s),
+            ),
             Line::new(
                 format!("host-posted WRITE, {name}"),
-                color(link),
+                link_color(&link.link),
                 false,
                 points(|one| one.host_write_gbytes_per_s),
             ),

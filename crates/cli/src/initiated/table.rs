@@ -3,8 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::{LinkFigures, Rate, Report};
-use crate::bench::axis::size_label;
-use crate::bench::ranks::link_name;
+use crate::bench::ranks::{link_name, size};
 use crate::bench::table::figure;
 
 pub(super) fn render(report: &Report) -> String {
@@ -56,10 +55,6 @@ fn rates(out: &mut String, what: &str, rates: &[Rate]) -> std::fmt::Result {
         writeln!(out, "  {:>24} {plural:<8} {:>9}", one.channels, figure(one.million_per_s))?;
     }
     Ok(())
-}
-
-pub(super) fn size(bytes: u64) -> String {
-    size_label(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)).log2())
 }
 
 #[cfg(test)]

@@ -13,17 +13,13 @@ mod rank;
 mod table;
 mod workload;
 
-use std::io::{IsTerminal, Write};
-
-use anyhow::Context;
-
 use self::figures::{LinkFigures, Report, SCHEMA};
+use crate::bench::Verdict;
 use crate::bench::args::BenchArgs;
 use crate::bench::case::Memory;
 use crate::bench::gpu_mps::Mps;
 use crate::bench::machine::{self, Machine};
-use crate::bench::ranks::{self, LINK, link_name};
-use crate::bench::{self, Verdict};
+use crate::bench::ranks::{self, LINK};
 
 /// The command: one of its ranks, or the process that starts them.
 pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
@@ -44,9 +40,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
 }
 
 fn compare(args: &BenchArgs, gpu: Option<i32>) -> anyhow::Result<()> {
-    for path in [&args.json, &args.plot].into_iter().flatten() {
-        bench::writable(path)?;
-    }
+    ranks::check_files(args)?;
     let started = machine::timestamp();
     // Before any process uses the GPU.
     let mps = gpu.map(|_| Mps::start());
@@ -65,21 +59,10 @@ fn compare(args: &BenchArgs, gpu: Option<i32>) -> anyhow::Result<()> {
         },
         links,
     };
-    let table = table::render(&report);
-    std::io::stdout().lock().write_all(table.as_bytes()).context("cannot print the results")?;
-    if let Some(path) = &args.json {
-        bench::save(path, (serde_json::to_string_pretty(&report)? + "\n").as_bytes())?;
-    }
-    if let Some(path) = &args.plot {
-        bench::save(path, plot::svg(&report)?.as_bytes())?;
-    }
-    Ok(())
+    ranks::publish(args, &report, &table::render(&report), || plot::svg(&report))
 }
 
 fn measure(link: &str, gpu: Option<i32>) -> anyhow::Result<LinkFigures> {
-    if std::io::stderr().is_terminal() {
-        eprintln!("measuring over {}, about 15 s ...", link_name(link));
-    }
     let mut arguments = vec!["--kv".to_owned()];
     if let Some(gpu) = gpu {
         arguments.extend(["--memory", "gpu", "--gpu"].map(str::to_owned));

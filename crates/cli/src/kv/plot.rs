@@ -1,23 +1,14 @@
 //! Speed against page size and number of requests.
 
 use plotters::chart::SeriesLabelPosition;
-use plotters::style::RGBColor;
 
-use super::figures::{LinkFigures, List, Report};
+use super::figures::{List, Report};
 use crate::bench::plot::{Line, Panel, PlotError, picture};
-use crate::bench::ranks::link_name;
-
-/// Colour-blind safe.
-const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
-const ORANGE: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+use crate::bench::ranks::{link_color, link_name};
 
 pub(super) fn svg(report: &Report) -> Result<String, PlotError> {
     let subtitle = format!("{} · {} · {}", report.machine, report.memory, report.started);
     picture("nobounce bench: KV-cache pages", &subtitle, &[lists(report)])
-}
-
-fn color(link: &LinkFigures) -> RGBColor {
-    if link_name(&link.link) == "udp" { ORANGE } else { BLUE }
 }
 
 fn lists(report: &Report) -> Panel {
@@ -25,7 +16,7 @@ fn lists(report: &Report) -> Panel {
         let name = link_name(&link.link);
         let line = |what: &str, strong: bool, of: fn(&List) -> f64| {
             let points = link.lists.iter().map(|one| (one.page_bytes, of(one))).collect();
-            Line::new(format!("{what}, {name}"), color(link), strong, points)
+            Line::new(format!("{what}, {name}"), link_color(&link.link), strong, points)
         };
         [
             line("pages written", true, |one| one.write_gbytes_per_s),

@@ -3,8 +3,7 @@
 use std::fmt::Write;
 
 use super::figures::{LinkFigures, Report};
-use crate::bench::axis::size_label;
-use crate::bench::ranks::link_name;
+use crate::bench::ranks::{link_name, size};
 use crate::bench::table::figure;
 
 pub(super) fn render(report: &Report) -> String {
@@ -55,10 +54,6 @@ fn section(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
         )?;
     }
     Ok(())
-}
-
-fn size(bytes: u64) -> String {
-    size_label(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)).log2())
 }
 
 #[cfg(test)]
