@@ -1,5 +1,6 @@
 """Packages from pip for one test, cached below the target folder."""
 import os
+import shutil
 import subprocess
 import sys
 
@@ -7,16 +8,35 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WAIVED = 77
 
 
-def installed(name, packages):
-    """The folder that holds the packages; ends the test as waived where pip cannot install them."""
-    folder = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "clients", name)
+def _folder(name):
+    return os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "clients", name)
+
+
+def _cached(folder, commands):
+    """Runs the commands once; ends the test as waived where one of them fails."""
     done = os.path.join(folder, ".complete")
-    if not os.path.exists(done):
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *packages]
+    if os.path.exists(done):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for command in commands:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if ran.returncode != 0:
-            print(f"waived: pip install {packages[0]}: {ran.stderr.strip().splitlines()[-1:]}")
+            print(f"waived: {' '.join(command[1:6])}: {(ran.stderr + ran.stdout).strip().splitlines()[-1:]}")
             sys.exit(WAIVED)
-        with open(done, "w"):
-            pass
+    with open(done, "w"):
+        pass
+
+
+def installed(name, packages):
+    """A folder with the packages, without their dependencies."""
+    folder = _folder(name)
+    _cached(folder, [[sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, *packages]])
     return folder
+
+
+def environment(name, python, packages):
+    """The interpreter of a virtual environment with the packages."""
+    folder = _folder(name)
+    mine = os.path.join(folder, "bin", "python")
+    _cached(folder, [[python, "-m", "venv", folder], [mine, "-m", "pip", "install", "-q", *packages]])
+    return mine

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 
-from from_pip import ROOT, WAIVED
+from from_pip import ROOT, environment
 
 TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
 PACKAGES = ["pytest", "numpy", "uvloop", "mypy"]
@@ -25,27 +25,15 @@ def built():
     return folder
 
 
-def environment(python):
-    """An interpreter with the packages."""
-    version = subprocess.run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=True).stdout.strip()
-    folder = os.path.join(TARGET, "clients", f"python{version}")
-    done = os.path.join(folder, ".complete")
-    if not os.path.exists(done):
-        shutil.rmtree(folder, ignore_errors=True)
-        for command in ([python, "-m", "venv", folder], [os.path.join(folder, "bin", "pip"), "install", "-q", *PACKAGES]):
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=400)
-            if ran.returncode != 0:
-                print(f"waived: {' '.join(command[:4])}: {(ran.stderr + ran.stdout).strip().splitlines()[-1:]}")
-                sys.exit(WAIVED)
-        with open(done, "w"):
-            pass
-    return version, os.path.join(folder, "bin", "python")
+def version_of(python):
+    return subprocess.run([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main():
     folder = built()
     for name in sys.argv[1:]:
-        version, python = environment(name)
+        version = version_of(name)
+        python = environment(f"python{version}", name, PACKAGES)
         print(f"Python {version}:", flush=True)
         variables = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", os.path.join(ROOT, "python", "tests")], env=variables, check=True)
