@@ -91,6 +91,45 @@ extern "C" fn cuMemcpy2DAsync_v2(copy: *const Rows, stream: u64) -> Status {
     })
 }
 
+/// Copies from device memory into pinned memory; no caller uses another direction.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyBatchAsync(
+    to: *const usize,
+    from: *const u64,
+    sizes: *const usize,
+    count: usize,
+    attributes: *const [u32; 6],
+    first: *const usize,
+    attributes_count: usize,
+    failed: *mut usize,
+    stream: u64,
+) -> Status {
+    call("cuMemcpyBatchAsync", Rule::Context, |call| {
+        // SAFETY: the caller passes as many as it says, as CUDA requires.
+        let described = unsafe { (attributes.as_ref(), first.as_ref()) };
+        let valid = attributes_count == 1 && described.1 == Some(&0) && !failed.is_null();
+        if count == 0 || !valid || described.0.is_none_or(|[order, ..]| *order != 1) {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: as above.
+        let lists = unsafe {
+            let list = |at| slice::from_raw_parts(at, count);
+            (list(to), slice::from_raw_parts(from, count), list(sizes))
+        };
+        call.block_until(|_| !is_held());
+        let captured = call.is_captured(stream)?;
+        let lane = call.lane(stream)?;
+        let mut copies = Vec::with_capacity(count);
+        for ((to, from), len) in lists.0.iter().zip(lists.1).zip(lists.2) {
+            copies.push((call.pieces(*from, *len)?, call.pinned(*to, *len).ok_or(Status::INVALID_VALUE)?));
+        }
+        if !captured {
+            lane.push(Work::ReadRows(copies));
+        }
+        Ok(())
+    })
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn cuMemsetD8Async(to: u64, value: u8, len: usize, stream: u64) -> Status {
     call("cuMemsetD8Async", Rule::Context, |call| {

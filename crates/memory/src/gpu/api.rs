@@ -63,6 +63,23 @@ handles! {
     Graph;
 }
 
+/// How the copies of a batch are made: `CUmemcpyAttributes`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct BatchAttributes {
+    /// When sources are read: [`BatchAttributes::IN_STREAM_ORDER`].
+    pub source_order: c_int,
+    /// Types and numbers of the locations: hints for managed memory only.
+    pub hints: [c_int; 4],
+    /// None.
+    pub flags: c_uint,
+}
+
+impl BatchAttributes {
+    /// After the work that is in the stream already.
+    pub const IN_STREAM_ORDER: c_int = 1;
+}
+
 /// A copy of rows: `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -352,6 +369,9 @@ functions! {
     required copy_to_device_async = "cuMemcpyHtoDAsync_v2" (to: u64, from: *const c_void, len: usize, stream: Stream);
     required copy_from_device_async = "cuMemcpyDtoHAsync_v2" (to: *mut c_void, from: u64, len: usize, stream: Stream);
     required copy_rows_async = "cuMemcpy2DAsync_v2" (copy: *const RowCopy, stream: Stream);
+    optional copy_batch_async = "cuMemcpyBatchAsync"
+        (to: *const u64, from: *const u64, sizes: *const usize, count: usize, attributes: *const BatchAttributes,
+         first: *const usize, attributes_count: usize, failed: *mut usize, stream: Stream);
     required copy_to_device = "cuMemcpyHtoD_v2" (to: u64, from: *const c_void, len: usize);
     required copy_from_device = "cuMemcpyDtoH_v2" (to: *mut c_void, from: u64, len: usize);
     required memset_async = "cuMemsetD8Async" (pointer: u64, value: u8, len: usize, stream: Stream);

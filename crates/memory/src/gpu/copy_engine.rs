@@ -12,10 +12,12 @@ use super::{CudaError, Gone, Gpu, GpuMemory};
 use crate::AccessError;
 
 mod chunk;
+mod gather;
 mod pinned;
 mod slab;
 
 pub use chunk::PinnedChunk;
+pub use gather::GatherPart;
 use slab::Slab;
 
 /// Copies by one GPU's copy engine.
@@ -188,7 +190,7 @@ impl CopyEngine {
             return Err(CopyError::ChunkInUse { state: "has clones that would see the change" });
         }
         // SAFETY: the memory is alive, the range inside it, and the chunk has no other holder.
-        unsafe { self.start(Direction::Read, address, len, chunk) }
+        unsafe { self.start(&Direction::Read(address), len, chunk) }
     }
 
     /// Starts copying `len` bytes at `offset` of the memory into rows of the chunk, with gaps
@@ -210,7 +212,7 @@ impl CopyEngine {
         }
         // SAFETY: the memory is alive, the range inside it, all rows inside the chunk, and the
         // chunk has no other holder.
-        unsafe { self.start(Direction::ReadRows(rows), address, len, chunk) }
+        unsafe { self.start(&Direction::ReadRows(rows, address), len, chunk) }
     }
 
     /// Starts copying the first `len` bytes of the chunk to `offset` of the memory. Clones of the
@@ -224,7 +226,7 @@ impl CopyEngine {
     ) -> Result<PendingCopy, CopyError> {
         let address = check(memory, offset, len, &chunk)?;
         // SAFETY: the memory is alive, the range inside it, and the chunk has no writer.
-        unsafe { self.start(Direction::Write, address, len, chunk) }
+        unsafe { self.start(&Direction::Write(address), len, chunk) }
     }
 
     /// Whether no copy is in flight, abandoned ones included. Never waits.
@@ -239,12 +241,11 @@ impl CopyEngine {
     }
 
     /// # Safety
-    /// `address` is GPU memory of at least `len` bytes, and so is the chunk; a read requires the
-    /// chunk's only holder.
+    /// The direction's addresses are GPU memory of as many bytes as it copies, `len` in all, and the
+    /// chunk has room for them; a read requires the chunk's only holder.
     unsafe fn start(
         &self,
-        direction: Direction,
-        address: u64,
+        direction: &Direction,
         len: usize,
         chunk: PinnedChunk,
     ) -> Result<PendingCopy, CopyError> {
@@ -267,16 +268,20 @@ impl CopyEngine {
             // SAFETY: the caller's promise about both sides; streams and events live as long as the
             // context.
             unsafe {
-                let stream = match direction {
-                    Direction::Read => {
+                let stream = match *direction {
+                    Direction::Read(address) => {
                         api.copy_from_device_async(host.cast(), address, len, parts.reads)?;
                         parts.reads
                     }
-                    Direction::ReadRows(rows) => {
+                    Direction::ReadRows(rows, address) => {
                         read_rows(api, host, address, len, rows, parts.reads, &mut started)?;
                         parts.reads
                     }
-                    Direction::Write => {
+                    Direction::Gather(ref pieces) => {
+                        gather::run(api, host, pieces, parts.reads, &mut started)?;
+                        parts.reads
+                    }
+                    Direction::Write(address) => {
                         api.copy_to_device_async(address, host.cast(), len, parts.writes)?;
                         parts.writes
                     }
@@ -301,11 +306,13 @@ impl CopyEngine {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A copy's direction, and the addresses in the GPU's memory.
+#[derive(Debug)]
 enum Direction {
-    Read,
-    ReadRows(Rows),
-    Write,
+    Read(u64),
+    ReadRows(Rows, u64),
+    Gather(gather::Pieces),
+    Write(u64),
 }
 
 /// Layout of a chunk with gaps before and after each row.

@@ -20,6 +20,7 @@ mod gpu_standin;
 mod gpu_standin_announced;
 mod gpu_standin_ended;
 mod gpu_standin_held;
+mod gpu_standin_pages;
 mod gpu_standin_trouble;
 mod idle;
 mod ip_options;

@@ -15,7 +15,7 @@ use crate::soft::engine::packet::{
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::scatter::Piece;
-use crate::soft::gpu::prefetch::{self, ChunkSlice, Fetched, Origin, Want};
+use crate::soft::gpu::prefetch::{self, Batch, ChunkSlice, Fetched, Origin, Want};
 use crate::soft::gpu::target::GatheredMessage;
 use crate::tally::BytePath;
 
@@ -93,6 +93,7 @@ pub(crate) fn build_fetched(
         Payload::None => return Err(Nak::RemoteOperational),
     };
     let rows = rows_for(entry);
+    let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
     let (mut owner, accessor) = (entry.owner(), entry.accessor());
     let prefetches = entry.gpu.prefetches.get_or_insert_default();
     owner.after = prefetches.fence(origin, owner.after);
@@ -107,7 +108,7 @@ pub(crate) fn build_fetched(
             let Piece { at, len, behind, .. } = piece;
             let Some(copier) = staging.copiers.get(gpu.copier) else { return (Fetched::Gone, false) };
             let (memory, can_load) = (&gpu.memory, gpu.can_load());
-            let want = Want { origin, at, len, behind, memory, copier, offset, can_load, rows };
+            let want = Want { origin, at, len, behind, end, memory, copier, offset, can_load, rows };
             (prefetch.get(&want), gpu.staged_out)
         });
     // The memory is gone: drop its prefetched bytes.
@@ -115,11 +116,8 @@ pub(crate) fn build_fetched(
     let (slice, staged) = match got {
         Some((Fetched::Ready(slice), staged)) => (slice, staged),
         Some((Fetched::Pending, _)) => {
-            // Overlap the next request's fetch, which has the same latency, with this one.
-            if let Origin::Request(serial) = origin {
-                let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
-                prefetch_next(entry, regions, serial, end);
-            }
+            // Overlap the fetch of the next messages, which has the same latency, with this one.
+            prefetch_behind(entry, regions, origin);
             return Ok(Built::Pending { after: owner.after, starved: false });
         }
         Some((Fetched::Late, _)) => {
@@ -127,7 +125,7 @@ pub(crate) fn build_fetched(
             // wait for a kernel that waits for this device.
             prefetches.loaded = Some(origin);
             if transmit.payload.rest() == 0 {
-                prefetches.of_mut(origin).finish(origin, piece.at + piece.len as u64);
+                prefetches.of_mut(origin).finish(origin, end);
             }
             let loaded = build_gathered(entry, tx, regions, transmit, GatheredMessage::LOADED)?;
             return Ok(loaded.unwrap_or(Built::Pending { after: owner.after, starved: false }));
@@ -141,11 +139,7 @@ pub(crate) fn build_fetched(
         None => return Err(Nak::RemoteOperational), // host memory is never fetched
     };
     (prefetches.copies, prefetches.loaded) = (staged, None);
-    let end = piece.at + piece.len as u64 + u64::from(transmit.payload.rest());
-    match origin {
-        Origin::Request(serial) => prefetch_next(entry, regions, serial, end),
-        Origin::Read(..) => prefetch_reads(entry, regions, origin, end),
-    }
+    prefetch_behind(entry, regions, origin);
     let built = if staged {
         let bytes = &slice.chunk[slice.at..slice.at + piece.len];
         build_copy(entry, tx, transmit, bytes, BytePath::Staged)
@@ -161,76 +155,91 @@ pub(crate) fn build_fetched(
     Ok(built)
 }
 
-/// Prefetches the beginning of the next request, once all of this one, which ends at `end`, is
-/// fetched or in flight.
-fn prefetch_next(entry: &mut QueuePair, regions: &mut Regions, serial: u64, end: u64) {
+/// Prefetches the messages behind the last one of this kind that was fetched.
+fn prefetch_behind(entry: &mut QueuePair, regions: &mut Regions, origin: Origin) {
+    let last = entry.gpu.prefetches.as_ref().and_then(|prefetches| prefetches.of(origin).room_behind());
+    match last {
+        Some((Origin::Request(serial), _)) => prefetch_requests(entry, regions, serial),
+        Some((origin, end)) => prefetch_reads(entry, regions, origin, end),
+        None => {}
+    }
+}
+
+/// Prefetches the requests behind this one.
+fn prefetch_requests(entry: &mut QueuePair, regions: &mut Regions, serial: u64) {
     let (owner, rows) = (entry.owner(), rows_for(entry));
     let accessor = entry.accessor();
     let QueuePair { gpu, posted, .. } = entry;
     let Some(prefetches) = &mut gpu.prefetches else { return };
-    let (origin, next_origin) = (Origin::Request(serial), Origin::Request(serial + 1));
-    let prefetch = prefetches.of_mut(origin);
-    if !prefetch.has_room_behind(origin, end) {
-        return;
-    }
-    let Some(next) = find_send(&posted.sends, serial + 1).filter(|next| next.early) else { return };
-    let Some(piece) = next.bytes.pieces(0, 1).next() else { return };
-    let (len, whole) = (next.bytes.len(), usize::try_from(1 + piece.behind).unwrap_or(usize::MAX));
-    // An error is reported when the request is sent.
-    let _ = regions.with_gpu(
-        accessor,
-        (piece.key, piece.addr),
-        whole,
-        Access::empty(),
-        |gpu, offset, staging| {
+    let prefetch = prefetches.of_mut(Origin::Request(serial));
+    let mut batch = Batch::default();
+    for serial in serial + 1.. {
+        let Some(next) = find_send(&posted.sends, serial).filter(|next| next.early) else { break };
+        // Inline or empty: nothing to fetch.
+        let Some(piece) = next.bytes.pieces(0, 1).next() else { continue };
+        let (len, behind) = (next.bytes.len(), piece.behind);
+        let whole = usize::try_from(1 + behind).unwrap_or(usize::MAX);
+        let name = (piece.key, piece.addr);
+        let more = regions.with_gpu(accessor, name, whole, Access::empty(), |gpu, offset, staging| {
             // A message short enough for loads is not fetched.
-            let early = gpu.stores || staging.is_settled(owner);
-            if early
-                && !gpu.loads(GatheredMessage { len, alone: false })
-                && let Some(copier) = staging.copiers.get(gpu.copier)
-            {
-                let memory = &gpu.memory;
-                let (origin, behind) = (next_origin, piece.behind);
-                let can_load = gpu.can_load();
-                let want = Want { origin, at: 0, len: 1, behind, memory, copier, offset, can_load, rows };
-                prefetch.prefetch(&want);
+            if gpu.loads(GatheredMessage { len, alone: false }) {
+                return true;
             }
-        },
-    );
+            if !gpu.stores && !staging.is_settled(owner) {
+                return false;
+            }
+            let Some(copier) = staging.copiers.get(gpu.copier) else { return false };
+            let (memory, can_load, origin) = (&gpu.memory, gpu.can_load(), Origin::Request(serial));
+            let want =
+                Want { origin, at: 0, len: 1, behind, end: len, memory, copier, offset, can_load, rows };
+            prefetch.prefetch(&mut batch, &want)
+        });
+        // Host memory is not fetched. An error is reported when the request is sent.
+        if !matches!(more, Ok(None | Some(true))) {
+            break;
+        }
+    }
+    prefetch.fetch_batch(batch);
 }
 
-/// Prefetches the peer's next READs, once all bytes of this one, which end at `end`, are fetched.
-/// Long READs arrive in pieces.
+/// Prefetches the peer's READs behind the one that ends at `end`. Long READs arrive in pieces.
 fn prefetch_reads(entry: &mut QueuePair, regions: &mut Regions, origin: Origin, end: u64) {
     let (owner, rows, accessor) = (entry.owner(), rows_for(entry), entry.accessor());
     let mtu = entry.qp.attr().path_mtu.bytes();
     let QueuePair { gpu, qp, .. } = entry;
     let Some(prefetches) = &mut gpu.prefetches else { return };
     let prefetch = prefetches.of_mut(origin);
-    for (psn, Reth { rkey, addr, len }) in qp.waiting_reads() {
-        if !prefetch.has_room_after(origin, end) {
-            return;
-        }
-        let name = (rkey, addr);
-        // An error is reported when the READ is executed.
-        let _ =
-            regions.with_gpu(accessor, name, len as usize, Access::REMOTE_READ, |gpu, offset, staging| {
+    let name = |psn, Reth { rkey, addr, len }: Reth| {
+        (read_origin(rkey, addr, psn, mtu), addr.wrapping_add(u64::from(len)))
+    };
+    let fetched = qp.waiting_reads().position(|(psn, read)| name(psn, read) == (origin, end));
+    let mut batch = Batch::default();
+    for (psn, read) in qp.waiting_reads().skip(fetched.map_or(0, |at| at + 1)) {
+        let Reth { rkey, addr, len } = read;
+        let (origin, end) = name(psn, read);
+        let place = (rkey, addr);
+        let more =
+            regions.with_gpu(accessor, place, len as usize, Access::REMOTE_READ, |gpu, offset, staging| {
                 // As for the response: short messages are loaded, and this queue pair's earlier
                 // placements must be over.
-                let message = GatheredMessage { len: u64::from(len), alone: true };
-                if len > 0
-                    && !gpu.loads(message)
-                    && (gpu.stores || staging.is_settled(owner))
-                    && let Some(copier) = staging.copiers.get(gpu.copier)
-                {
-                    let (memory, can_load) = (&gpu.memory, gpu.can_load());
-                    let (origin, behind) = (read_origin(rkey, addr, psn, mtu), u64::from(len) - 1);
-                    let want =
-                        Want { origin, at: addr, len: 1, behind, memory, copier, offset, can_load, rows };
-                    prefetch.prefetch(&want);
+                if len == 0 || gpu.loads(GatheredMessage { len: u64::from(len), alone: false }) {
+                    return true;
                 }
+                if !gpu.stores && !staging.is_settled(owner) {
+                    return false;
+                }
+                let Some(copier) = staging.copiers.get(gpu.copier) else { return false };
+                let (memory, can_load, behind) = (&gpu.memory, gpu.can_load(), u64::from(len) - 1);
+                let want =
+                    Want { origin, at: addr, len: 1, behind, end, memory, copier, offset, can_load, rows };
+                prefetch.prefetch(&mut batch, &want)
             });
+        // An error is reported when the READ is executed.
+        if !matches!(more, Ok(None | Some(true))) {
+            break;
+        }
     }
+    prefetch.fetch_batch(batch);
 }
 
 /// Exports `packets` packets like `first`, whose payloads are contiguous in a fetch chunk. A

@@ -161,7 +161,7 @@ pub(crate) fn message_of(entry: &QueuePair, payload: &Payload) -> GatheredMessag
             let alone = !later.any(|later| later.early);
             GatheredMessage { len: offset + left, alone }
         }
-        _ => GatheredMessage { len: left, alone: true },
+        _ => GatheredMessage { len: left, alone: entry.qp.waiting_reads().next().is_none() },
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError, PendingCopy, PinnedChunk, Rows};
+use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError, GatherPart, PendingCopy, PinnedChunk, Rows};
 use nobounce_memory::gpu::{Gpu, GpuMemory};
 use nobounce_memory::signals::BlockedSignals;
 
@@ -27,7 +27,7 @@ use crate::sync::waker::Waker;
 /// Payload bytes per chunk.
 pub(crate) const CHUNK: usize = 512 << 10;
 /// Bytes of a fetch chunk: room for headers between the smallest packets.
-const FETCH_CHUNK: usize = CHUNK + CHUNK / 16;
+pub(crate) const FETCH_CHUNK: usize = CHUNK + CHUNK / 16;
 /// Fetch chunks and place chunks, for each context. The pools are separate: a queue pair that
 /// cannot send what it fetched must not block receives.
 const FETCH_CHUNKS: usize = 32;
@@ -46,10 +46,12 @@ const NAP: Duration = Duration::from_micros(10);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The purpose of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CopyWork {
     /// Bytes to send, into these rows of a fetch chunk.
     Fetch(Rows),
+    /// Several pieces to send, each into rows of its own.
+    Gather(Rows, Vec<GatherPart>),
     /// Received bytes, from the start of a place chunk.
     Place,
     /// Bytes that an atomic will change, to the start of a place chunk.
@@ -61,6 +63,7 @@ pub(crate) enum CopyWork {
 pub(crate) struct Job {
     pub(crate) work: CopyWork,
     pub(crate) memory: Arc<GpuMemory>,
+    /// Unused for a gather, as is the length.
     pub(crate) offset: usize,
     pub(crate) len: usize,
     pub(crate) chunk: PinnedChunk,
@@ -173,7 +176,7 @@ impl Copier {
     pub(crate) fn start(&self, job: Job) -> Copying {
         let answer = Arc::<CopyReply>::default();
         let queue = &self.queue.queue;
-        if matches!(job.work, CopyWork::Fetch(_)) {
+        if matches!(job.work, CopyWork::Fetch(_) | CopyWork::Gather(..)) {
             queue.fetches.fetch_add(1, Ordering::Relaxed);
         }
         let mut waiting = lock(&queue.waiting);
@@ -318,6 +321,7 @@ impl Worker {
             let Engines { fetch, place } = &*self.engines;
             let (lane, started) = self.queue.inside.of(|| match work {
                 CopyWork::Fetch(rows) => (0, fetch.start_read_rows(&memory, offset, len, rows, chunk)),
+                CopyWork::Gather(rows, parts) => (0, fetch.start_gather(&memory, &parts, rows, chunk)),
                 CopyWork::Place => (1, place.start_write(&memory, offset, chunk, len)),
                 CopyWork::Look => (2, place.start_read(&memory, offset, len, chunk)),
             });

@@ -1,20 +1,21 @@
-//! Prefetch by the copy engine: the bytes of a message are fetched ahead into pinned chunks, from
+//! Prefetch by the copy engine: the bytes of messages are fetched ahead into pinned chunks, from
 //! which the link takes them.
 //!
 //! A [`Prefetch`] serves one queue pair and one kind of message: its own requests, or its peer's
-//! READs. It holds the message being sent, and the beginning of the next one. It never blocks: a
-//! packet waits until its bytes are fetched.
+//! READs. A long message takes several fetches; short ones that wait behind each other share one,
+//! because a fetch costs more than the bytes of a page. It never blocks: a packet waits until its
+//! bytes are fetched.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nobounce_memory::SharedChunk;
 use nobounce_memory::gpu::GpuMemory;
-use nobounce_memory::gpu::copy_engine::{CopyError, PinnedChunk, Rows};
+use nobounce_memory::gpu::copy_engine::{CopyError, GatherPart, PinnedChunk, Rows};
 use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use crate::links::now_ns;
-use crate::soft::gpu::copier::{CHUNK, Copier, CopyWork, Copying, Job};
+use crate::soft::gpu::copier::{CHUNK, Copier, CopyWork, Copying, FETCH_CHUNK, Job};
 use crate::soft::gpu::standstill::Standstill;
 
 /// A copy that takes longer than this is blocked: microseconds are usual, milliseconds on a busy
@@ -29,6 +30,10 @@ const AHEAD: usize = 3;
 /// to whole chunks. All path MTUs divide it, so that no payload spans two chunks.
 const FIRST: usize = 64 << 10;
 const GROWTH: usize = 4;
+/// Messages of one fetch. CUDA takes 0.8 us for each of 32, 0.7 us for each of 128 (an H200).
+const MOST_PARTS: usize = 32;
+/// Parts begin at multiples of this where rows do not lie one right behind the other.
+const PART_ALIGN: usize = 64;
 
 /// The message that bytes belong to. The bytes of one message may be retransmitted; those of
 /// another never match.
@@ -49,6 +54,8 @@ pub(crate) struct Want<'a> {
     pub(crate) len: usize,
     /// How many more bytes of the message are contiguous behind them.
     pub(crate) behind: u64,
+    /// The offset of the message's end.
+    pub(crate) end: u64,
     pub(crate) memory: &'a Arc<GpuMemory>,
     pub(crate) copier: &'a Arc<Copier>,
     /// Their offset in the memory.
@@ -108,20 +115,38 @@ enum FetchState {
     Here(PinnedChunk),
 }
 
-#[derive(Debug)]
-struct Fetch {
+/// Contiguous bytes of one message in a chunk.
+#[derive(Clone, Copy, Debug)]
+struct Part {
     origin: Origin,
     at: u64,
     len: usize,
+    /// Where its rows begin in the chunk.
+    base: usize,
+    /// Whether the message ends with it.
+    is_last: bool,
+}
+
+impl Part {
+    fn end(&self) -> u64 {
+        self.at + self.len as u64
+    }
+
+    fn holds(&self, origin: Origin, at: u64) -> bool {
+        self.origin == origin && (self.at..self.end()).contains(&at)
+    }
+}
+
+/// Bytes that are fetched together, into one chunk.
+#[derive(Debug)]
+struct Fetch {
+    /// In the order of the messages; never empty.
+    parts: VecDeque<Part>,
     rows: Rows,
     state: Option<FetchState>,
 }
 
 impl Fetch {
-    fn end(&self) -> u64 {
-        self.at + self.len as u64
-    }
-
     /// How long it has been in flight.
     fn age(&self) -> u64 {
         match self.state {
@@ -130,20 +155,46 @@ impl Fetch {
         }
     }
 
-    /// The location of the payload that begins at `at`, in this chunk.
-    fn slice(&self, chunk: &PinnedChunk, at: u64) -> ChunkSlice {
-        let from = usize::try_from(at - self.at).unwrap_or(0);
-        let row = (self.rows.width - from % self.rows.width).min(self.len - from);
-        ChunkSlice {
-            chunk: chunk.share(),
-            at: self.rows.place_of(from),
-            row,
-            has_gaps: self.rows != IN_A_ROW,
-        }
+    /// The location of the payload that begins at `at` of this part's message.
+    fn slice(&self, chunk: &PinnedChunk, part: &Part, at: u64) -> ChunkSlice {
+        let from = usize::try_from(at - part.at).unwrap_or(0);
+        let row = (self.rows.width - from % self.rows.width).min(part.len - from);
+        let (at, has_gaps) = (part.base + self.rows.place_of(from), self.rows != IN_A_ROW);
+        ChunkSlice { chunk: chunk.share(), at, row, has_gaps }
     }
+}
 
-    fn holds(&self, origin: Origin, at: u64) -> bool {
-        self.origin == origin && (self.at..self.end()).contains(&at)
+/// Short messages of one memory, to be fetched together.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    parts: VecDeque<Part>,
+    sources: Vec<GatherPart>,
+    first: Option<(Arc<GpuMemory>, Arc<Copier>, Rows)>,
+    filled: usize,
+}
+
+impl Batch {
+    /// Adds all bytes of a message; false if it must be fetched separately.
+    fn push(&mut self, want: &Want<'_>) -> bool {
+        let whole = want.len as u64 + want.behind;
+        let Ok(len) = usize::try_from(whole) else { return false };
+        let rest = len % want.rows.width;
+        let room = len / want.rows.width * want.rows.pitch + if rest > 0 { want.rows.lead + rest } else { 0 };
+        let fits = self.filled + room <= FETCH_CHUNK && self.parts.len() < MOST_PARTS;
+        let is_whole = want.at + whole == want.end;
+        let same = self
+            .first
+            .as_ref()
+            .is_none_or(|(memory, _, rows)| Arc::ptr_eq(memory, want.memory) && *rows == want.rows);
+        if len >= FIRST || !fits || !is_whole || !same || (want.can_load && want.copier.is_late()) {
+            return false;
+        }
+        self.first.get_or_insert_with(|| (want.memory.clone(), want.copier.clone(), want.rows));
+        let base = self.filled;
+        self.parts.push_back(Part { origin: want.origin, at: want.at, len, base, is_last: true });
+        self.sources.push(GatherPart { offset: want.offset, len, base });
+        self.filled = (base + room).next_multiple_of(PART_ALIGN);
+        true
     }
 }
 
@@ -156,44 +207,45 @@ pub(crate) struct Prefetch {
 }
 
 impl Prefetch {
+    fn parts(&self) -> impl DoubleEndedIterator<Item = &Part> {
+        self.fetches.iter().flat_map(|fetch| &fetch.parts)
+    }
+
+    fn find(&self, origin: Origin, at: u64) -> Option<(&Fetch, &Part)> {
+        self.fetches
+            .iter()
+            .find_map(|fetch| Some((fetch, fetch.parts.iter().find(|part| part.holds(origin, at))?)))
+    }
+
     /// Whether it holds bytes of that message.
     pub(crate) fn is_of(&self, origin: Origin) -> bool {
-        self.fetches.iter().any(|fetch| fetch.origin == origin)
+        self.parts().any(|part| part.origin == origin)
     }
 
-    /// Whether there is room for bytes of the next message, because all of this one, which ends at
-    /// `end`, were fetched.
-    pub(crate) fn has_room_behind(&self, origin: Origin, end: u64) -> bool {
-        self.fetches.len() < AHEAD
-            && self.fetches.back().is_some_and(|last| last.origin == origin && last.end() >= end)
-    }
-
-    /// Whether there is room for bytes of messages behind this one, all of which, up to `end`, were
-    /// fetched.
-    pub(crate) fn has_room_after(&self, origin: Origin, end: u64) -> bool {
-        self.fetches.len() < AHEAD
-            && self.fetches.iter().any(|fetch| fetch.origin == origin && fetch.end() >= end)
+    /// The last message of which bytes were fetched, and its end, if there is room for bytes of
+    /// messages behind it.
+    pub(crate) fn room_behind(&self) -> Option<(Origin, u64)> {
+        let last = self.parts().next_back()?;
+        (self.fetches.len() < AHEAD && last.is_last).then_some((last.origin, last.end()))
     }
 
     /// Whether the byte at `at` of that message was fetched or is being fetched.
     pub(crate) fn covers(&self, origin: Origin, at: u64) -> bool {
-        self.fetches.iter().any(|fetch| fetch.holds(origin, at))
+        self.find(origin, at).is_some()
     }
 
     /// How many bytes from `at` on are ready.
     pub(crate) fn ready_from(&self, origin: Origin, at: u64) -> u64 {
-        self.fetches
-            .iter()
-            .find(|fetch| fetch.holds(origin, at))
-            .filter(|fetch| matches!(fetch.state, Some(FetchState::Here(_))))
-            .map_or(0, |fetch| fetch.end() - at)
+        self.find(origin, at)
+            .filter(|(fetch, _)| matches!(fetch.state, Some(FetchState::Here(_))))
+            .map_or(0, |(_, part)| part.end() - at)
     }
 
     /// The location of the payload at `at` of that message, if it is ready.
     pub(crate) fn here(&self, origin: Origin, at: u64) -> Option<ChunkSlice> {
-        let fetch = self.fetches.iter().find(|fetch| fetch.holds(origin, at))?;
+        let (fetch, part) = self.find(origin, at)?;
         let Some(FetchState::Here(chunk)) = &fetch.state else { return None };
-        Some(fetch.slice(chunk, at))
+        Some(fetch.slice(chunk, part, at))
     }
 
     /// Number of fetches.
@@ -215,32 +267,56 @@ impl Prefetch {
     /// behind `end` may be the beginning of the next message: the pieces of a long READ look like
     /// one.)
     pub(crate) fn finish(&mut self, origin: Origin, end: u64) {
-        self.fetches.retain(|fetch| fetch.origin != origin || fetch.end() > end);
+        for fetch in &mut self.fetches {
+            fetch.parts.retain(|part| part.origin != origin || part.end() > end);
+        }
+        self.fetches.retain(|fetch| !fetch.parts.is_empty());
     }
 
-    /// Starts to prefetch bytes. An error is reported when the bytes are requested.
-    pub(crate) fn prefetch(&mut self, want: &Want<'_>) {
-        if !(want.can_load && want.copier.is_late()) {
+    /// Whether the last message is fetched to its end.
+    fn is_complete(&self) -> bool {
+        self.parts().next_back().is_none_or(|part| part.is_last)
+    }
+
+    /// Prefetches a message behind those of the batch. False if there is no room for more. An error
+    /// is reported when the bytes are requested.
+    pub(crate) fn prefetch(&mut self, batch: &mut Batch, want: &Want<'_>) -> bool {
+        if batch.push(want) {
+            return true;
+        }
+        self.fetch_batch(std::mem::take(batch));
+        let late = want.can_load && want.copier.is_late();
+        if late || self.fetches.len() >= AHEAD || !self.is_complete() {
+            return false;
+        }
+        if !batch.push(want) {
             self.fetch_ahead(want);
         }
+        true
+    }
+
+    /// Starts the fetch of a batch.
+    pub(crate) fn fetch_batch(&mut self, batch: Batch) {
+        let Batch { parts, sources, first: Some((memory, copier, rows)), .. } = batch else { return };
+        let Some(chunk) = copier.take_fetch_chunk() else { return };
+        let work = CopyWork::Gather(rows, sources);
+        let fetching = copier.start(Job { work, memory, offset: 0, len: 0, chunk });
+        let state = Some(FetchState::UnderWay(fetching, now_ns()));
+        self.fetches.push_back(Fetch { parts, rows, state });
     }
 
     pub(crate) fn get(&mut self, want: &Want<'_>) -> Fetched {
         if want.can_load && want.copier.is_late() {
             return Fetched::Late;
         }
-        // Drop earlier messages and packets; a retransmitted packet starts anew.
-        while self
-            .fetches
-            .front()
-            .is_some_and(|first| first.origin != want.origin || first.end() <= want.at || want.at < first.at)
-        {
-            self.fetches.pop_front();
-        }
+        self.drop_before(want.origin, want.at);
         self.fetch_ahead(want);
         let Some(fetch) = self.fetches.front_mut() else { return Fetched::Starved };
         match settle(&mut fetch.state) {
-            Ok(Some(chunk)) => Fetched::Ready(fetch.slice(&chunk, want.at)),
+            Ok(Some(chunk)) => match fetch.parts.front() {
+                Some(part) => Fetched::Ready(fetch.slice(&chunk, part, want.at)),
+                None => Fetched::Pending,
+            },
             Ok(None) => match fetch.age() {
                 age if want.can_load && age > LATE_NS => {
                     want.copier.found_late();
@@ -249,6 +325,12 @@ impl Prefetch {
                 age if age > STUCK_NS => Fetched::Stuck(want.copier.standstill()),
                 _ => Fetched::Pending,
             },
+            // The bytes of another message may be the reason.
+            Err(_) if fetch.parts.len() > 1 => {
+                self.clear();
+                self.fetch_ahead(want);
+                Fetched::Pending
+            }
             Err(error) => {
                 self.clear();
                 Fetched::Failed(error)
@@ -256,11 +338,25 @@ impl Prefetch {
         }
     }
 
+    /// Drops earlier messages and packets; a retransmitted packet starts anew.
+    fn drop_before(&mut self, origin: Origin, at: u64) {
+        while let Some(fetch) = self.fetches.front_mut() {
+            while fetch.parts.front().is_some_and(|part| !part.holds(origin, at)) {
+                fetch.parts.pop_front();
+            }
+            if !fetch.parts.is_empty() {
+                return;
+            }
+            self.fetches.pop_front();
+        }
+    }
+
     /// Starts fetches until enough are in flight, from the first wanted byte that none covers.
     fn fetch_ahead(&mut self, want: &Want<'_>) {
         let end = want.at + want.len as u64 + want.behind;
         let mut at = want.at;
-        match self.fetches.iter().rfind(|fetch| fetch.origin == want.origin) {
+        let last = self.parts().rfind(|part| part.origin == want.origin).copied();
+        match last {
             Some(last) => at = at.max(last.end()),
             None => self.next_len = FIRST,
         }
@@ -272,7 +368,9 @@ impl Prefetch {
             let (work, memory) = (CopyWork::Fetch(rows), want.memory.clone());
             let fetching = want.copier.start(Job { work, memory, offset, len, chunk });
             let state = Some(FetchState::UnderWay(fetching, now_ns()));
-            self.fetches.push_back(Fetch { origin: want.origin, at, len, rows, state });
+            let is_last = at + len as u64 >= want.end;
+            let part = Part { origin: want.origin, at, len, base: 0, is_last };
+            self.fetches.push_back(Fetch { parts: VecDeque::from([part]), rows, state });
             self.next_len = (self.next_len * GROWTH).min(CHUNK);
             at += len as u64;
         }
