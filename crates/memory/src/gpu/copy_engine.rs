@@ -391,14 +391,32 @@ unsafe fn read_rows(
 /// The address of a range that may be copied now: within bounds, settled, and still the registered
 /// allocation.
 fn check(memory: &GpuMemory, offset: usize, len: usize, chunk: &PinnedChunk) -> Result<u64, CopyError> {
+    let address = check_bounds(memory, offset, len, chunk)?;
+    check_memory(memory, [(offset, len)])?;
+    Ok(address)
+}
+
+fn check_bounds(
+    memory: &GpuMemory,
+    offset: usize,
+    len: usize,
+    chunk: &PinnedChunk,
+) -> Result<u64, CopyError> {
     let fits = offset.checked_add(len).is_some_and(|end| end <= memory.len()) && len <= chunk.len();
     if !fits {
         return Err(CopyError::OutOfBounds { offset, len, memory: memory.len(), chunk: chunk.len() });
     }
+    Ok(memory.addr() + offset as u64)
+}
+
+/// Settles stores, and checks that the parts are still the registered allocation.
+fn check_memory(
+    memory: &GpuMemory,
+    parts: impl IntoIterator<Item = (usize, usize)>,
+) -> Result<(), CopyError> {
     if let Some(window) = memory.window() {
         window.settle()?;
     }
     // Last, as close to the copy as possible: a freed address may be reallocated by now.
-    memory.check_alive_at(offset, len)?;
-    Ok(memory.addr() + offset as u64)
+    Ok(memory.check_alive_in(parts)?)
 }

@@ -386,16 +386,27 @@ impl GpuMemory {
     /// The same for `len` bytes at `offset`: of a range of many VMM handles only those touched are
     /// queried.
     pub fn check_alive_at(&self, offset: usize, len: usize) -> Result<(), Gone> {
-        let start = self.addr().saturating_add(offset as u64);
-        let end = start.saturating_add(len as u64);
+        self.check_alive_in([(offset, len)])
+    }
+
+    /// The same for several offsets and lengths: each handle that they touch is queried once.
+    pub fn check_alive_in(&self, parts: impl IntoIterator<Item = (usize, usize)>) -> Result<(), Gone> {
         let segments = self.range.segments();
-        let first = segments.partition_point(|segment| segment.end() <= start);
-        segments[first..]
-            .iter()
-            .take_while(|segment| segment.base < end)
+        let mut asked: Vec<u64> = Vec::new();
+        for (offset, len) in parts {
+            let start = self.addr().saturating_add(offset as u64);
+            let end = start.saturating_add(len as u64);
+            let first = segments.partition_point(|segment| segment.end() <= start);
             // Memory without a buffer ID cannot be distinguished from its successor.
-            .filter(|segment| segment.buffer_id != 0)
-            .try_for_each(|segment| self.ask_after(segment))
+            let touched = segments[first..].iter().take_while(|segment| segment.base < end);
+            for segment in touched.filter(|segment| segment.buffer_id != 0) {
+                if !asked.contains(&segment.base) {
+                    self.ask_after(segment)?;
+                    asked.push(segment.base);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn ask_after(&self, segment: &Segment) -> Result<(), Gone> {

@@ -42,6 +42,9 @@ fn say_everything(a: &End, b: &End) {
         a.succeed(9);
         b.succeed(3);
     }
+    // Shorter ones are sent as WRITEs of one packet.
+    a.post(Operation::Write(b.remote(0)), 0, 17 * MTU.bytes());
+    a.succeed(1);
     b.post_recv(1, 0, 8);
     a.post(Operation::Send, 0, 0);
     a.post(Operation::Read(b.remote(0)), 0, 0);
@@ -106,7 +109,7 @@ fn record(addr: &str, name: &str) -> BTreeSet<u8> {
     let folder = kept.clone().unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
     let path = folder.join(name);
     let recorded = Config { pcap: Some(path.clone()), ..config(addr) };
-    let (mut a, mut b) = pair_with(&recorded, &config(addr), 4096, MTU);
+    let (mut a, mut b) = pair_with(&recorded, &config(addr), 16_384, MTU);
     say_everything(&a, &b);
     say_the_unreliable(&mut a, &mut b);
     drop((a, b));

@@ -157,6 +157,12 @@ impl Qp {
         self.requester.ask_rarely(rarely);
     }
 
+    /// Sends short WRITEs as WRITEs of one packet each. Use it where packets of one length are sent
+    /// together: the first packet of a longer message is longer than the next ones.
+    pub fn cut_short_writes(&mut self, cut: bool) {
+        self.requester.cut_short_writes(cut);
+    }
+
     /// Whether the last [`Self::poll_transmit`] held a packet back only for lack of room.
     pub fn is_path_limited(&self) -> bool {
         // A queue pair that failed meanwhile waits for nothing.

@@ -72,6 +72,8 @@ pub(crate) struct Requester {
     path_limited: bool,
     /// With a full window, keep at most one ACK request in flight.
     asks_rarely: bool,
+    /// Short WRITEs are sent as WRITEs of one packet each.
+    cuts_writes: bool,
     /// One past the last packet with an ACK request.
     asked: u64,
     window: CongestionWindow,
@@ -96,6 +98,7 @@ impl Requester {
             outstanding: 0,
             path_limited: false,
             asks_rarely: false,
+            cuts_writes: false,
             asked: Psn::SPACE,
             window: CongestionWindow::new(1024),
             rtt: Rtt::new(),
@@ -137,6 +140,14 @@ impl Requester {
     pub(crate) fn sent_last(&self, psn: Psn) -> bool {
         let psn = psn.extend(self.next);
         psn + 1 == self.next && psn >= self.una
+    }
+
+    pub(crate) const fn cut_short_writes(&mut self, cut: bool) {
+        self.cuts_writes = cut;
+    }
+
+    fn cuts(&self, wqe: &Wqe) -> bool {
+        self.cuts_writes && wqe.is_short_write()
     }
 
     pub(crate) const fn ask_rarely(&mut self, rarely: bool) {
@@ -228,7 +239,8 @@ impl Requester {
             let ack_req = (last && wqe.request.signaled)
                 || (self.next + 1).is_multiple_of(ACK_EVERY)
                 || (full && !(self.asks_rarely && self.asked > self.una));
-            let transmit = wqe.data_packet(self.next, ack_req, params);
+            let cut = self.cuts(wqe);
+            let transmit = wqe.data_packet(self.next, ack_req, cut, params);
             self.note_sent(now, (cost, end_of_wqe), 1, ack_req);
             transmit
         };
@@ -251,6 +263,7 @@ impl Requester {
         let Some(wqe) = self.sq.get(self.cursor).copied().filter(|_| self.next < self.top) else { return 0 };
         if wqe.request.op.fetches()
             || self.next == wqe.psn
+            || self.cuts(&wqe)
             || self.recovery.rnr_until.is_some()
             || self.recovery.send_probe
         {
@@ -365,7 +378,7 @@ impl Requester {
             self.rewind();
             return None;
         }
-        Some(wqe.data_packet(last, true, params))
+        Some(wqe.data_packet(last, true, self.cuts(&wqe), params))
     }
 
     /// Handles a response: ACK, NAK, READ response, atomic response.

@@ -136,7 +136,7 @@ impl Sender {
             self.path_limited = true;
             return None;
         }
-        let mut transmit = front.data_packet(self.next, false, params);
+        let mut transmit = front.data_packet(self.next, false, false, params);
         let header = &mut transmit.header;
         header.opcode = header.opcode.in_service(self.service).unwrap_or(header.opcode);
         if let Some(to) = to {

@@ -7,6 +7,10 @@ use crate::wire::{AtomicEth, Header, Psn, Qpn, Reth};
 
 /// What a packet costs a socket buffer besides its payload.
 const PACKET_OVERHEAD: u64 = 512;
+/// Most packets of a WRITE that is sent as WRITEs of one packet each. With 4096-byte packets on 16
+/// CPUs, 8 KiB go from 0.9 to 2.8 GB/s, 32 KiB from 1.9 to 2.9 and 64 KiB from 2.8 to 3.1; with
+/// every CPU busy, from 0.5 to 1.0, from 0.5 to 1.2 and from 0.9 to 1.4. Longer ones gain nothing.
+const SHORT_WRITE: u64 = 16;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wqe {
@@ -41,24 +45,35 @@ impl Wqe {
         Completion { status, byte_len, ..Completion::flushed(self.request.wr_id, self.request.op.kind()) }
     }
 
-    /// A packet of a SEND or WRITE.
-    pub(crate) fn data_packet(&self, psn: u64, ack_req: bool, params: &Params) -> Transmit {
+    /// Whether it is short enough to be sent as WRITEs of one packet each, where packets of one
+    /// length are cheaper to send together. (The completion of an immediate tells the length of its
+    /// WRITE.)
+    pub(crate) fn is_short_write(&self) -> bool {
+        matches!(self.request.op, Operation::Write(_)) && (2..=SHORT_WRITE).contains(&self.packets)
+    }
+
+    /// A packet of a SEND or WRITE. `cut`: a WRITE of its own.
+    pub(crate) fn data_packet(&self, psn: u64, ack_req: bool, cut: bool, params: &Params) -> Transmit {
         let index = psn - self.psn;
         let offset = index * u64::from(params.mtu);
         let last = psn + 1 == self.end();
         let len =
             u32::try_from((u64::from(self.request.len) - offset).min(u64::from(params.mtu))).unwrap_or(0);
-        let mut header = Header::new(self.request.op.opcode(index == 0, last), params.dest_qpn, Psn::of(psn));
+        let opcode = self.request.op.opcode(cut || index == 0, cut || last);
+        let mut header = Header::new(opcode, params.dest_qpn, Psn::of(psn));
         header.xrc = params.xrc;
         header.deth.source = Qpn::new(self.request.xrc_srq & 0xff_ffff);
         header.ack_req = ack_req;
         header.pad = pad_of(len);
-        header.solicited = last && self.request.solicited;
+        header.solicited = if cut { !last } else { last && self.request.solicited };
         match self.request.op {
             Operation::SendImmediate(immediate) => header.immediate = immediate,
             Operation::SendInvalidate(key) => header.invalidate = key,
             Operation::Write(remote) | Operation::WriteImmediate(remote, _) => {
-                header.reth = Reth { addr: remote.addr, rkey: remote.rkey, len: self.request.len };
+                header.reth = match cut {
+                    true => Reth { addr: remote.addr.wrapping_add(offset), rkey: remote.rkey, len },
+                    false => Reth { addr: remote.addr, rkey: remote.rkey, len: self.request.len },
+                };
                 if let Operation::WriteImmediate(_, immediate) = self.request.op {
                     header.immediate = immediate;
                 }

@@ -175,6 +175,12 @@ impl Default for Aeth {
 }
 
 impl Header {
+    /// Whether more of the same WRITE follows, although this packet is a WRITE of its own. Says so
+    /// by the solicited event bit, which has no meaning there and which other adapters ignore.
+    pub fn is_cut(&self) -> bool {
+        self.solicited && self.opcode == Opcode::WriteOnly
+    }
+
     /// A header with nothing set but these three and the default partition key.
     pub fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Self {
         Self {

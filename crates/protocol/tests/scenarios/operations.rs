@@ -2,6 +2,7 @@
 
 use nobounce_protocol::qp::{Mtu, Operation, WorkKind};
 use nobounce_protocol::sim::{A, B, Setup};
+use nobounce_protocol::wire::Opcode;
 
 use crate::world::*;
 
@@ -33,6 +34,34 @@ fn a_write_of_any_size_arrives_and_changes_nothing_else() {
         assert!(same(&sim, len));
         nothing_else_changed(&before, &sim.ends[B].memory, sim.ends[B].addr(THERE), len);
         assert!(sim.ends[B].completions.is_empty());
+    });
+}
+
+#[test]
+fn a_short_write_that_is_cut_is_one_message_for_both_sides() {
+    everywhere(|setup, len| {
+        let mut sim = pair(&setup);
+        sim.ends[A].qp.cut_short_writes(true);
+        let remote = sim.ends[B].remote(THERE);
+        sim.ends[A].post(Operation::Write(remote), HERE, len).unwrap();
+        let sent: Vec<_> = std::iter::from_fn(|| sim.ends[A].qp.poll_transmit(0, u64::MAX, true))
+            .map(|transmit| transmit.header)
+            .collect();
+        let packets = len.div_ceil(setup.mtu.bytes()) as usize;
+        let is_cut = (2..=16).contains(&packets);
+        let cut = sent.iter().filter(|header| header.is_cut()).count();
+        assert_eq!(cut, if is_cut { packets - 1 } else { 0 });
+        if is_cut {
+            let told: u32 = sent.iter().map(|header| header.reth.len).sum();
+            assert!(sent.iter().all(|header| header.opcode == Opcode::WriteOnly) && told == len);
+        }
+
+        let mut sim = pair(&setup);
+        sim.ends[A].qp.cut_short_writes(true);
+        let id = write(&mut sim, len);
+        sim.drive();
+        assert_eq!(sim.ends[A].sends(), [(id, SUCCESS)], "{len} bytes, {setup:?}");
+        assert!(same(&sim, len));
     });
 }
 

@@ -1,7 +1,7 @@
 //! Several pieces of a memory, copied into one chunk by one call: CUDA takes less time for all of
 //! them than for two separate copies.
 
-use super::{CopyEngine, CopyError, Direction, PendingCopy, PinnedChunk, Rows, check};
+use super::{CopyEngine, CopyError, Direction, PendingCopy, PinnedChunk, Rows, check_bounds, check_memory};
 use crate::gpu::api::{Api, BatchAttributes, Stream};
 use crate::gpu::{CudaError, GpuMemory};
 
@@ -37,7 +37,7 @@ impl CopyEngine {
         let mut pieces = Pieces::default();
         let mut total = 0;
         for &GatherPart { offset, len, base } in parts {
-            let address = check(memory, offset, len, &chunk)?;
+            let address = check_bounds(memory, offset, len, &chunk)?;
             let last = len.checked_sub(1).map_or(0, |last| rows.place_of(last) + 1);
             let fits =
                 rows.room_for(len).is_some() && base.checked_add(last).is_some_and(|end| end <= chunk.len());
@@ -54,6 +54,7 @@ impl CopyEngine {
         if !chunk.is_unique() {
             return Err(CopyError::ChunkInUse { state: "has clones that would see the change" });
         }
+        check_memory(memory, parts.iter().map(|part| (part.offset, part.len)))?;
         // SAFETY: the memory is alive, all parts inside it, all rows inside the chunk, and the chunk
         // has no other holder.
         unsafe { self.start(&Direction::Gather(pieces), total, chunk) }
