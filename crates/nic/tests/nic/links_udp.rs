@@ -201,23 +201,21 @@ fn packets_reach_the_slot_they_are_for() {
 
 #[test]
 fn packets_reach_their_slot_after_another_device_closed() {
-    let mut from = open("127.24.0.1");
-    let mut to: Vec<_> = (0..3).map(|_| open("127.24.0.2")).collect();
-    // The kernel's numbers of the remaining sockets now differ from their slots.
-    drop(to.remove(0));
     let sum = |to: &[UdpLink], name| to.iter().map(|l| counter(l, name)).sum::<u64>();
     // Where no socket has the number of a slot, the kernel picks one by address hash: every other
-    // sender reaches the right one.
-    for sender in 10..40 {
-        reach_all(&mut open(&format!("127.24.0.{sender}")), &mut to, 8);
-        if sum(&to, "handed_over") > 0 {
-            break;
-        }
-    }
-    assert!(sum(&to, "handed_over") > 0, "this test is about packets that were steered wrongly");
+    // sender reaches the right one. The devices then correct the numbers.
+    let handed_over = (1..=30).find_map(|net| {
+        let mut to: Vec<_> = (0..3).map(|_| open(&format!("127.24.{net}.2"))).collect();
+        // The kernel's numbers of the remaining sockets now differ from their slots.
+        drop(to.remove(0));
+        let mut from = open(&format!("127.24.{net}.1"));
+        reach_all(&mut from, &mut to, 8);
+        (sum(&to, "handed_over") > 0).then_some((net, from, to))
+    });
+    let (net, mut from, mut to) = handed_over.expect("this test is about packets that were steered wrongly");
     assert_eq!(sum(&to, "handed_over"), sum(&to, "steered_in"));
     // The next device to open takes the free slot, and packets still reach all devices.
-    to.push(open("127.24.0.2"));
+    to.push(open(&format!("127.24.{net}.2")));
     assert_eq!(to.iter().map(Link::slot).collect::<Vec<_>>(), [1, 2, 0]);
     reach_all(&mut from, &mut to, 8);
 }
