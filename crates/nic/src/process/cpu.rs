@@ -19,6 +19,39 @@ pub(crate) fn allowed_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
+/// The CPU time of a thread, which any thread of the process may read.
+#[derive(Debug, Default)]
+pub(crate) struct ThreadClock {
+    clock: Option<libc::clockid_t>,
+    /// Nanoseconds of threads that have ended.
+    ended: u64,
+}
+
+impl ThreadClock {
+    /// Counts the calling thread from now on.
+    pub(crate) fn start(&mut self) {
+        let mut clock = 0;
+        // SAFETY: the calling thread exists, and the result is written to a local.
+        let found = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) } == 0;
+        self.clock = found.then_some(clock);
+    }
+
+    /// The thread ends.
+    pub(crate) fn stop(&mut self) {
+        (self.ended, self.clock) = (self.nanoseconds(), None);
+    }
+
+    /// Nanoseconds so far.
+    pub(crate) fn nanoseconds(&self) -> u64 {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the result is written to a local; a clock of an ended thread gives an error.
+        let read = self.clock.is_some_and(|clock| unsafe { libc::clock_gettime(clock, &raw mut time) } == 0);
+        let now =
+            if read { time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs() } else { 0 };
+        self.ended + now
+    }
+}
+
 /// The time slice that engine threads ask for: the shortest the kernel takes.
 const SLICE_NS: u64 = 100_000;
 

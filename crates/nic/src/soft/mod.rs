@@ -31,6 +31,7 @@ pub use engine::snapshot::last_snapshot;
 pub use error::{CreateQpError, OpenError, RegisterError};
 pub use events::cm_channel::{CmChannel, CmNotice, Told};
 pub use events::event::AsyncEvent;
+pub use lifecycle::live_folder;
 pub use limits::{CreateError, DeviceLimits};
 pub use nobounce_protocol::qp::{
     Access, AttrMask, Datagram, DatagramSource, GRH_LEN, IpOptions, LocalWork, Mtu, PostError, QpAttr,

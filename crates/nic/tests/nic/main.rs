@@ -28,6 +28,7 @@ mod lifetimes;
 mod limits;
 mod links_udp;
 mod links_users;
+mod live;
 mod many;
 mod multicast;
 mod noise;

@@ -49,6 +49,7 @@ use nobounce_protocol::wire::{Header, Malformed, Marker, Parsed, Qpn, Service};
 
 use crate::links::OpenError;
 use crate::links::{Arrival, IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
+use crate::process::cpu::ThreadClock;
 use crate::soft::counters;
 use crate::soft::engine::gsi::Gsi;
 use crate::soft::engine::host::{PacketHost, ReceiveSource};
@@ -110,6 +111,8 @@ pub(crate) struct Engine {
     pub(crate) link: Box<dyn Link>,
     pub(crate) core: Core,
     pub(crate) keeper: Option<Keeper>,
+    /// The CPU time of its thread.
+    pub(crate) cpu: ThreadClock,
     /// Wakes the thread that drives the engine.
     pub(crate) waker: Arc<Waker>,
     caller: CallerWait,
@@ -188,7 +191,7 @@ impl Engine {
             groups: Groups::new(),
         };
         let caller = CallerWait { spin: AdaptiveSpin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
-        Self { link, core, keeper: None, waker, caller }
+        Self { link, core, keeper: None, cpu: ThreadClock::default(), waker, caller }
     }
 
     /// The queue pair has a new peer, which the link may reach through shared memory.
@@ -253,7 +256,7 @@ impl Engine {
         }
         let now = clock.unwrap_or_else(now_ns);
         if received > 0 {
-            core.scheduler.active_at = now;
+            core.scheduler.note_active(now);
         }
         if core.markers.senders.has_unresolved() {
             core.markers.senders.resolve_local_peers(&mut **link, &mut core.same_host.peers);
@@ -301,7 +304,7 @@ impl Engine {
                 return;
             }
             self.core.account.counters.sent_pkts += self.core.tx.count() as u64;
-            self.core.scheduler.active_at = now;
+            self.core.scheduler.note_active(now);
             self.link.send(&mut self.core.tx);
             // A full batch takes as long as several posts: submissions do not wait for all batches.
             if !full || (answers != Answers::All && !self.core.submissions.is_empty()) {

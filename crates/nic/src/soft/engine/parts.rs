@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::timing::{MILLISECOND, Nanos};
 use nobounce_protocol::wire::Marker;
 
 use crate::soft::counters::Counters;
@@ -16,6 +16,9 @@ use crate::soft::engine::timer::Timer;
 use crate::soft::local::local_peers::LocalPeers;
 use crate::soft::local::routes::Routes;
 use crate::tally::PathCounters;
+
+/// Between two snapshots, while packets arrive or leave.
+const SNAPSHOT_INTERVAL: Nanos = 250 * MILLISECOND;
 
 /// Whose turn it is, and when.
 #[derive(Debug, Default)]
@@ -32,6 +35,31 @@ pub(crate) struct Scheduler {
     pub(crate) idle_calls: u32,
     /// When packets last arrived or left.
     pub(crate) active_at: Nanos,
+    pub(crate) snapshot: SnapshotTimer,
+}
+
+/// When the next snapshot of the totals is taken. An idle device needs none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SnapshotTimer {
+    /// Nobody reads snapshots.
+    #[default]
+    Off,
+    /// With the next packet.
+    Rests,
+    Due(Nanos),
+}
+
+impl Scheduler {
+    /// A packet arrived or leaves.
+    #[inline]
+    pub(crate) fn note_active(&mut self, now: Nanos) {
+        self.active_at = now;
+        if self.snapshot == SnapshotTimer::Rests {
+            let due = now + SNAPSHOT_INTERVAL;
+            self.snapshot = SnapshotTimer::Due(due);
+            self.timers.push(Reverse((due, Timer::Snapshot)));
+        }
+    }
 }
 
 /// Markers of unreliable services, which measure what a same-host receiver has taken.

@@ -1,8 +1,7 @@
-//! Snapshots of a device's counters that survive a killed process. They live in a memory-mapped
-//! file, so that a snapshot costs no system call. The launcher reads it when there is no report
+//! Snapshots of a device's counters, for readers of the live folder, and for the launcher where a
+//! process was killed. They live in a memory-mapped file, so that a snapshot costs no system call
 //! (docs/reference/json.md).
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -13,12 +12,11 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nobounce_protocol::timing::{MILLISECOND, Nanos};
+use nobounce_protocol::timing::Nanos;
 
-use crate::links::now_ns;
 use crate::process::private_file;
 use crate::soft::engine::Engine;
-use crate::soft::engine::timer::Timer;
+use crate::soft::engine::parts::SnapshotTimer;
 use crate::soft::engine::totals::{self, Totals};
 
 /// Bytes of each of the two slots in the file. They are written alternately, so that one is always
@@ -27,17 +25,11 @@ const SNAPSHOT_PLACE: usize = 16 << 10;
 /// Header before the text: the snapshot's sequence number, from 1 on, and the text's length. 8
 /// bytes each, in native byte order.
 const SNAPSHOT_HEAD: usize = 16;
-/// Interval to the next snapshot: with activity since the last one, and without.
-const BUSY: Nanos = 250 * MILLISECOND;
-const QUIET: Nanos = 1000 * MILLISECOND;
-
 /// The snapshot file of one device.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     at: NonNull<u8>,
     count: u64,
-    due: Nanos,
-    packets: u64,
 }
 
 // SAFETY: the mapping is this object's alone, and used through `&mut`.
@@ -45,7 +37,7 @@ unsafe impl Send for Snapshots {}
 
 impl Snapshots {
     /// Creates the file.
-    pub(crate) fn create(path: &Path, now: Nanos) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let file = private_file::options().read(true).create_new(true).open(path)?;
         let len = 2 * SNAPSHOT_PLACE;
         allocate(&file, len)?;
@@ -56,24 +48,7 @@ impl Snapshots {
             return Err(io::Error::last_os_error());
         }
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { at, count: 0, due: now + BUSY, packets: 0 })
-    }
-
-    /// When the next snapshot is due.
-    pub(crate) fn due(&self) -> Nanos {
-        self.due
-    }
-
-    /// Whether to write a snapshot now: one is due, and `packets`, a number that grows with any
-    /// activity, has changed.
-    pub(crate) fn is_wanted(&mut self, now: Nanos, packets: u64) -> bool {
-        if now < self.due {
-            return false;
-        }
-        let changed = packets != self.packets;
-        self.due = now + if changed { BUSY } else { QUIET };
-        self.packets = packets;
-        changed
+        Ok(Self { at, count: 0 })
     }
 
     /// Writes a snapshot; a text that is too long is dropped.
@@ -116,70 +91,61 @@ fn allocate(file: &File, len: usize) -> io::Result<()> {
     }
 }
 
-/// Takes periodic snapshots of one engine's totals. The first engine writes the file, including the
-/// latest totals of the others.
+/// Takes snapshots of one engine's totals, and writes them with the latest totals of the other
+/// engines.
 #[derive(Clone, Debug)]
 pub(crate) struct Keeper {
     number: usize,
-    due: Nanos,
-    /// For further engines: the packet count at their last update.
-    packets: u64,
     kept: Arc<Mutex<SharedSnapshots>>,
 }
 
 #[derive(Debug)]
 struct SharedSnapshots {
-    file: Snapshots,
+    files: Vec<Snapshots>,
     /// By the number of the engine.
-    others: HashMap<usize, Totals>,
+    totals: HashMap<usize, Totals>,
 }
 
 impl Keeper {
     /// The keeper of the first engine.
-    pub(crate) fn new(file: Snapshots) -> Self {
-        let due = file.due();
-        let kept = SharedSnapshots { file, others: HashMap::new() };
-        Self { number: 0, due, packets: 0, kept: Arc::new(Mutex::new(kept)) }
+    pub(crate) fn new(files: Vec<Snapshots>) -> Self {
+        let kept = SharedSnapshots { files, totals: HashMap::new() };
+        Self { number: 0, kept: Arc::new(Mutex::new(kept)) }
     }
 
     /// The keeper of another engine.
     pub(crate) fn of(&self, number: usize) -> Self {
-        Self { number, due: now_ns() + BUSY, packets: 0, kept: self.kept.clone() }
+        Self { number, kept: self.kept.clone() }
     }
 
-    fn keep(&mut self, now: Nanos, local: IpAddr, mut totals: Totals) {
+    fn keep(&self, local: IpAddr, totals: Totals) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.number > 0 {
-            let before = std::mem::replace(&mut self.packets, totals.packets());
-            self.due = now + if self.packets == before { QUIET } else { BUSY };
-            kept.others.insert(self.number, totals);
-            return;
-        }
-        kept.others.values().for_each(|other| totals.add(other));
-        if kept.file.is_wanted(now, totals.packets()) {
-            kept.file.keep(&totals::so_far(local, &totals));
-        }
-        self.due = kept.file.due();
+        kept.totals.insert(self.number, totals);
+        let mut sum = Totals::default();
+        kept.totals.values().for_each(|one| sum.add(one));
+        let text = totals::so_far(local, &sum);
+        kept.files.iter_mut().for_each(|file| file.keep(&text));
     }
 }
 
 impl Engine {
-    /// Starts periodic snapshots.
+    /// Takes snapshots from now on.
     pub(crate) fn keep_snapshots(&mut self, keeper: Option<Keeper>) {
-        if let Some(keeper) = &keeper {
-            self.core.scheduler.timers.push(Reverse((keeper.due, Timer::Snapshot)));
+        if keeper.is_some() {
+            self.core.scheduler.snapshot = SnapshotTimer::Rests;
         }
         self.keeper = keeper;
     }
 
     /// Takes a snapshot if one is due.
     pub(crate) fn keep_snapshot(&mut self, now: Nanos) {
-        let Some(mut keeper) = self.keeper.take() else { return };
-        if keeper.due <= now {
-            keeper.keep(now, self.link.local(), Totals::of(self));
-            self.core.scheduler.timers.push(Reverse((keeper.due, Timer::Snapshot)));
+        if !matches!(self.core.scheduler.snapshot, SnapshotTimer::Due(due) if due <= now) {
+            return;
         }
-        self.keeper = Some(keeper);
+        self.core.scheduler.snapshot = SnapshotTimer::Rests;
+        if let Some(keeper) = &self.keeper {
+            keeper.keep(self.link.local(), Totals::of(self));
+        }
     }
 }
 
@@ -201,7 +167,7 @@ mod tests {
     #[test]
     fn the_last_whole_one_is_found() {
         let path = std::env::temp_dir().join(format!("snapshots-{}", std::process::id()));
-        let mut snapshots = Snapshots::create(&path, 5).unwrap();
+        let mut snapshots = Snapshots::create(&path).unwrap();
         assert_eq!(last_snapshot(&std::fs::read(&path).unwrap()), None);
         for text in ["one", "two", "three and more", "4"] {
             snapshots.keep(text);
@@ -213,32 +179,26 @@ mod tests {
         // The process was killed while it wrote the fifth.
         file[SNAPSHOT_PLACE..SNAPSHOT_PLACE + 8].fill(0);
         assert_eq!(last_snapshot(&file), Some("three and more".as_bytes()));
-        assert!(!snapshots.is_wanted(5, 1) && snapshots.is_wanted(5 + BUSY, 1));
-        assert!(!snapshots.is_wanted(6 + 2 * BUSY, 1) && snapshots.is_wanted(7 + 2 * BUSY + QUIET, 2));
         std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn what_other_engines_said_last_is_in_it() {
         let path = std::env::temp_dir().join(format!("snapshots-of-two-{}", std::process::id()));
-        let mut first = Keeper::new(Snapshots::create(&path, 5).unwrap());
-        let mut second = first.of(1);
+        let first = Keeper::new(vec![Snapshots::create(&path).unwrap()]);
+        let second = first.of(1);
         let sent = |packets| {
             let mut totals = Totals::default();
             totals.counters.sent_pkts = packets;
             totals
         };
         let local = "127.0.0.1".parse().unwrap();
-        for (at, packets) in [(1, 40), (2, 50)] {
-            second.keep(at * QUIET, local, sent(packets));
-            first.keep(at * QUIET, local, sent(3));
-        }
+        first.keep(local, sent(3));
+        second.keep(local, sent(40));
+        second.keep(local, sent(50));
         let file = std::fs::read(&path).unwrap();
         let text = String::from_utf8_lossy(last_snapshot(&file).unwrap()).into_owned();
         assert!(text.contains("\"packets_sent\": 53,"), "{text}");
-        assert_eq!(second.due, 2 * QUIET + BUSY);
-        second.keep(3 * QUIET, local, sent(50));
-        assert_eq!(second.due, 4 * QUIET, "nothing happened there");
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -5,12 +5,16 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::qp::Status;
 
 use crate::soft::counters::{self, Counters};
 use crate::soft::engine::{Core, Engine};
 use crate::tally::{PathCounters, PathTotals, Tally};
+
+/// Peers named in a report.
+const MOST_PEERS: usize = 16;
 
 /// The sum of what a device's engines have done.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +26,9 @@ pub(crate) struct Totals {
     /// Why packets to same-host peers take UDP.
     pub(crate) fallbacks: BTreeSet<String>,
     pub(crate) link: Vec<(&'static str, u64)>,
+    queue_pairs: u64,
+    /// CPU time of the engine threads, in nanoseconds; what callers drive is not counted.
+    cpu_ns: u64,
 }
 
 impl Totals {
@@ -32,6 +39,8 @@ impl Totals {
             staged: engine.core.regions.staged.clone(),
             fallbacks: engine.link.fallbacks().into_iter().collect(),
             link: engine.link.counters(),
+            queue_pairs: engine.core.qps.iter().flatten().count() as u64,
+            cpu_ns: engine.cpu.nanoseconds(),
         }
     }
 
@@ -46,11 +55,8 @@ impl Totals {
                 None => self.link.push((name, *count)),
             }
         }
-    }
-
-    /// A number that grows with any activity.
-    pub(crate) fn packets(&self) -> u64 {
-        self.counters.sent_pkts + self.counters.rcvd_pkts
+        self.queue_pairs += other.queue_pairs;
+        self.cpu_ns += other.cpu_ns;
     }
 }
 
@@ -88,7 +94,10 @@ pub(crate) fn so_far(local: IpAddr, totals: &Totals) -> String {
 /// The fields known at open.
 pub(crate) fn head(local: IpAddr) -> String {
     let (pid, program) = (std::process::id(), text(&program_name().to_string_lossy()));
-    format!("\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\"")
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    format!(
+        "\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\", \"since\": {since}"
+    )
 }
 
 pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
@@ -97,6 +106,7 @@ pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
     totals.moved.values().for_each(|one| moved.add(one));
     let errors = Status::ALL.into_iter().filter(|status| *status != Status::Flushed);
     let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
+    let peers: Vec<_> = totals.moved.keys().take(MOST_PEERS).map(|peer| format!("\"{peer}\"")).collect();
     let quoted =
         |reasons: &BTreeSet<String>| reasons.iter().map(|reason| text(reason)).collect::<Vec<_>>().join(", ");
     let lines = [
@@ -113,6 +123,9 @@ pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
         format!("\"flushed\": {}", counters.failed(Status::Flushed)),
         format!("\"counters\": {}", numbers(counters.list())),
         format!("\"link\": {}", numbers(totals.link.iter().copied())),
+        format!("\"queue_pairs\": {}", totals.queue_pairs),
+        format!("\"peers\": [{}]", peers.join(", ")),
+        format!("\"engine_cpu_ns\": {}", totals.cpu_ns),
     ];
     format!("{{\n  {}\n}}\n", lines.join(",\n  "))
 }

@@ -29,12 +29,12 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct Ending {
     engines: Arc<EngineSet>,
-    report: Option<Report>,
+    reports: Vec<Report>,
 }
 
 impl Ending {
     /// Registers the device for process exit.
-    pub(crate) fn new(engines: Arc<EngineSet>, report: Option<Report>) -> Arc<Self> {
+    pub(crate) fn new(engines: Arc<EngineSet>, reports: Vec<Report>) -> Arc<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             exit_work::set(finish_all);
@@ -42,16 +42,14 @@ impl Ending {
             unsafe { libc::atexit(at_exit) };
             fork::set_in_child(let_go_of_links);
         });
-        let ending = Arc::new(Self { engines, report });
+        let ending = Arc::new(Self { engines, reports });
         remember(&ending);
         ending
     }
 
-    /// The device closes: writes its report.
+    /// The device closes: writes its reports.
     pub(crate) fn report(&self, totals: &Totals) {
-        if let Some(report) = &self.report {
-            report.finish(totals);
-        }
+        self.reports.iter().for_each(|report| report.finish(totals));
     }
 }
 

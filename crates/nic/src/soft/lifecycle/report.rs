@@ -1,20 +1,21 @@
-//! Device reports, written to a folder for the launcher (`NOBOUNCE_REPORT`; docs/reference/json.md
-//! describes the files).
+//! Device reports, written to folders: the launcher's (`NOBOUNCE_REPORT`), and the live folder in
+//! the user's runtime directory, for `nobounce top`, `metrics` and `ui`. docs/reference/json.md
+//! describes the files.
 //!
 //! Opening a device creates a marker. The report replaces it when the device closes: with its last
 //! object, or at a normal process exit without a close (`exit.rs`). A marker that stays belongs to
 //! a process that died. The snapshot file beside it has the device's latest totals (`snapshot.rs`).
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::links::now_ns;
 use crate::process::private_file;
 use crate::soft::engine::snapshot::Snapshots;
 use crate::soft::engine::totals::{Totals, head, text_of};
+use crate::soft::lifecycle::live_folder;
 
 /// Devices of one process that write a report.
 const MAX_REPORTS: u32 = 10_000;
@@ -26,14 +27,29 @@ pub(crate) struct Report {
     /// The fields known at open.
     head: String,
     written: AtomicBool,
+    /// The marker of the live folder, with a lock that ends with the process.
+    _locked: Option<File>,
 }
 
 impl Report {
-    /// Creates the marker, if the environment names a folder. A folder that cannot be written is no
-    /// reason to fail.
-    pub(crate) fn from_env(local: IpAddr) -> Option<Self> {
+    /// The reports of a device that opens. A folder that cannot be written is no reason to fail.
+    pub(crate) fn all(local: IpAddr) -> Vec<Self> {
+        Self::from_env(local).into_iter().chain(Self::live(local)).collect()
+    }
+
+    /// Its report in the live folder, if there is a runtime directory with space.
+    fn live(local: IpAddr) -> Option<Self> {
+        let folder = live_folder::create()?;
+        live_folder::prune(&folder);
+        Self::begin(&folder, local, true)
+            .inspect_err(|error| tracing::debug!("no live counters in {}: {error}", folder.display()))
+            .ok()
+    }
+
+    /// Its report for the launcher, if the environment names a folder.
+    fn from_env(local: IpAddr) -> Option<Self> {
         let folder = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty())?;
-        match Self::begin(Path::new(&folder), local) {
+        match Self::begin(Path::new(&folder), local, false) {
             Ok(report) => Some(report),
             Err(error) => {
                 tracing::warn!("there will be no report in {}: {error}", folder.display());
@@ -42,7 +58,7 @@ impl Report {
         }
     }
 
-    fn begin(folder: &Path, local: IpAddr) -> io::Result<Self> {
+    fn begin(folder: &Path, local: IpAddr, lock: bool) -> io::Result<Self> {
         let (pid, head) = (std::process::id(), head(local));
         // A program that calls exec keeps its process ID: its marker stays, and the next one gets
         // another name.
@@ -55,7 +71,8 @@ impl Report {
             match private_file::options().create_new(true).open(&marker) {
                 Ok(mut file) => {
                     writeln!(file, "{{{head}}}")?;
-                    return Ok(Self { marker, head, written: AtomicBool::new(false) });
+                    let locked = if lock { Some(live_folder::lock(file)?) } else { None };
+                    return Ok(Self { marker, head, written: AtomicBool::new(false), _locked: locked });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -66,7 +83,7 @@ impl Report {
 
     /// The device's snapshot file; `None` if it cannot be created.
     pub(crate) fn snapshots(&self) -> Option<Snapshots> {
-        Snapshots::create(&self.marker.with_extension("live"), now_ns())
+        Snapshots::create(&self.marker.with_extension("live"))
             .inspect_err(|error| tracing::warn!("no totals will survive if the process is killed: {error}"))
             .ok()
     }

@@ -141,10 +141,11 @@ impl Device {
             sharers: (engines > 1).then(Arc::default),
             keep_alive,
         };
-        let report = Report::from_env(local);
-        let keeper = report.as_ref().and_then(Report::snapshots).map(Keeper::new);
+        let reports = Report::all(local);
+        let files: Vec<_> = reports.iter().filter_map(Report::snapshots).collect();
+        let keeper = (!files.is_empty()).then(|| Keeper::new(files));
         let engines = Arc::new(EngineSet::new(link, (maker, engines), mode, joint, keeper)?);
-        let ending = Ending::new(engines.clone(), report);
+        let ending = Ending::new(engines.clone(), reports);
         let (counts, next_id) = (ObjectCounts::default(), AtomicU32::new(1));
         let shared =
             Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });

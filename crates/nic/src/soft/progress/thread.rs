@@ -60,10 +60,12 @@ impl EngineThread {
         let run = move || {
             let _running = running;
             ask_for_short_slices();
+            driver.engine.lock_to_drive().cpu.start();
             let driven = catch_unwind(AssertUnwindSafe(|| match mode {
                 Mode::Thread => driver.run_alone(),
                 Mode::Caller => driver.stand_in(),
             }));
+            driver.engine.lock_to_drive().cpu.stop();
             if driven.is_err() {
                 driver.report_panic();
             }

@@ -1,0 +1,102 @@
+//! The counters that devices publish in the user's runtime directory.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, SystemTime};
+
+use crate::common::{child, pair, role, until};
+use nobounce_nic::soft::{Mtu, last_snapshot, live_folder};
+use nobounce_nic::work::Operation;
+
+fn runtime(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("nobounce-live-{}-{name}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    folder
+}
+
+fn start(what: &str, runtime: &Path) -> Child {
+    let test = "live::counters_are_published_while_a_device_is_open_and_kept_after_it";
+    child(test, what).env("XDG_RUNTIME_DIR", runtime).spawn().unwrap()
+}
+
+fn named(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension().is_some_and(|found| found == ending)).collect()
+}
+
+/// Moves bytes until it is killed, or for a moment.
+fn in_role(role: &str) {
+    let (a, b) = pair("127.63.9.1", 4096, Mtu::Mtu1024);
+    let until = SystemTime::now() + Duration::from_millis(if role == "ends" { 10 } else { 20_000 });
+    while SystemTime::now() < until {
+        a.post(Operation::Write(b.remote(0)), 0, 4000);
+        a.succeed(1);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn counters_are_published_while_a_device_is_open_and_kept_after_it() {
+    if let Some(role) = role() {
+        return in_role(&role);
+    }
+    let runtime = runtime("published");
+    let folder = runtime.join("nobounce");
+    let mut process = start("goes on", &runtime);
+    let moved = || {
+        let texts = named(&folder, "live").into_iter().filter_map(|path| std::fs::read(path).ok());
+        let texts: Vec<_> = texts.filter_map(|file| last_snapshot(&file).map(<[u8]>::to_vec)).collect();
+        let found = texts
+            .iter()
+            .map(|text| String::from_utf8_lossy(text))
+            .find(|text| !text.contains("\"placed_bytes\": 0,"));
+        found.map(|text| {
+            let from = text.find("\"placed_bytes\": ").unwrap() + 16;
+            text[from..].split(',').next().unwrap().parse::<u64>().unwrap()
+        })
+    };
+    until("the first snapshot", || moved().is_some());
+    let first = moved();
+    until("the next one", || moved() > first);
+    let mode = std::fs::metadata(&folder).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700, "others see nothing");
+    assert_eq!(named(&folder, "open").len(), 2);
+    assert!(named(&folder, "open").iter().all(|marker| live_folder::is_alive(marker)));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    // Its last counters stay, and it is known to be gone.
+    assert!(named(&folder, "open").iter().all(|marker| !live_folder::is_alive(marker)));
+    assert!(moved() >= first);
+
+    assert!(start("ends", &runtime).wait().unwrap().success());
+    assert_eq!(named(&folder, "json").len(), 2, "reports");
+    live_folder::prune(&folder);
+    assert_eq!((named(&folder, "json").len(), named(&folder, "open").len()), (2, 2), "not yet");
+    let long_ago = SystemTime::now() - Duration::from_secs(3600);
+    for path in ["json", "open", "live"].iter().flat_map(|ending| named(&folder, ending)) {
+        std::fs::File::open(&path).unwrap().set_modified(long_ago).unwrap();
+    }
+    live_folder::prune(&folder);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    std::fs::remove_dir_all(runtime).unwrap();
+}
+
+#[test]
+fn traffic_needs_no_runtime_directory() {
+    for what in ["absent", "a file", "of others"] {
+        let runtime = runtime(&what.replace(' ', "-"));
+        match what {
+            "absent" => std::fs::remove_dir(&runtime).unwrap(),
+            "a file" => std::fs::write(runtime.join("nobounce"), "").unwrap(),
+            _ => {
+                std::fs::create_dir(runtime.join("nobounce")).unwrap();
+                let open = std::fs::Permissions::from_mode(0o755);
+                std::fs::set_permissions(runtime.join("nobounce"), open).unwrap();
+            }
+        }
+        assert!(start("ends", &runtime).wait().unwrap().success(), "{what}");
+        assert_eq!(named(&runtime.join("nobounce"), "json").len(), 0, "{what}");
+        let _ = std::fs::remove_dir_all(runtime); // the first is absent
+    }
+}
