@@ -9,10 +9,12 @@
 //!
 //! ```text
 //! generate     man pages, completions
+//! ui  top  metrics   the page, the terminal, Prometheus
 //! run          other programs on nb0
 //! bench        measurements
 //! predict      what to expect
 //! doctor       why GPUDirect is off
+//! live  http   published counters, a local server
 //! log  size    words
 //! ```
 //!
@@ -20,6 +22,7 @@
 //! |---|---|
 //! | `run` | the environment of another program, its report |
 //! | `bench` | cases, both ends, tables, plots |
+//! | `ui`, `live`, `http` | the page, what devices publish, the server |
 //! | `doctor`, `predict` | commands on `nobounce-diagnose` and `nobounce-predict` |
 
 mod bench;
@@ -27,12 +30,17 @@ mod doctor;
 #[doc(hidden)]
 pub mod fuzzing;
 mod generate;
+mod http;
 mod initiated;
 mod kv;
+mod live;
 mod log;
+mod metrics;
 mod predict;
 mod run;
 mod size;
+mod top;
+mod ui;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -60,6 +68,14 @@ enum Command {
     Topo(doctor::args::TopoArgs),
 
     Predict(Box<predict::args::PredictArgs>),
+
+    Ui(ui::args::UiArgs),
+
+    Report(ui::args::ReportArgs),
+
+    Top(top::args::TopArgs),
+
+    Metrics(metrics::args::MetricsArgs),
 
     /// Write man pages or shell completions; `make install` uses it
     #[command(hide = true)]
@@ -108,6 +124,10 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => return doctor::main(&args),
         Command::Topo(args) => return doctor::topo(&args),
         Command::Predict(args) => return predict::main(&args),
+        Command::Ui(args) => return ui::main(&args),
+        Command::Report(args) => return ui::report(&args),
+        Command::Top(args) => return top::main(&args),
+        Command::Metrics(args) => return metrics::main(&args),
         Command::Generate(args) => generate::main::<Cli>(&args).map(|()| bench::Verdict::Fine)?,
         Command::Demo(args) => bench::demo::main(&args)?,
         Command::Bench(args) if args.gpu_initiated => initiated::main(&args)?,

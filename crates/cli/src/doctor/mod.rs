@@ -101,7 +101,15 @@ pub(crate) fn topo(args: &TopoArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn facts(source: &Source) -> anyhow::Result<Facts> {
+/// Findings, facts and topology as JSON.
+pub(crate) fn json(facts: &Facts) -> anyhow::Result<serde_json::Value> {
+    Ok(serde_json::json!({
+        "doctor": diagnose(facts), "facts": facts, "topo": Topology::of(facts),
+    }))
+}
+
+/// The facts that the arguments name.
+pub(crate) fn facts(source: &Source) -> anyhow::Result<Facts> {
     if let Some(name) = &source.example {
         return machines::machine(name).with_context(|| {
             format!("unknown example {name:?}: expected one of {}", machines::NAMES.join(", "))

@@ -19,11 +19,37 @@ pub(super) fn main(
     parts: &Parts,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &json(args, nodes, machine, parts)?)?;
+        writeln!(out)?;
+    } else {
+        let cluster = cluster(args, nodes, machine);
+        write!(out, "{}", text(&machine.found.title, parts, &cluster, &impact(parts, &cluster)?))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The same as JSON.
+pub(super) fn json(
+    args: &PredictArgs,
+    nodes: u32,
+    machine: &Machine,
+    parts: &Parts,
+) -> anyhow::Result<serde_json::Value> {
+    let cluster = cluster(args, nodes, machine);
+    let found = impact(parts, &cluster)?;
+    Ok(serde_json::json!({
+        "schema": "nobounce-impact/1", "title": machine.found.title, "parts": parts, "cluster": cluster,
+        "impact": found, "assumptions": ASSUMPTIONS,
+    }))
+}
+
+fn cluster(args: &PredictArgs, nodes: u32, machine: &Machine) -> Cluster {
     let facts = machine.facts.as_ref();
     let count = |found: usize| u32::try_from(found).ok().filter(|found| *found > 0);
     let gpus = facts.and_then(|facts| count(facts.gpus.len()));
     let nics = facts.and_then(|facts| count(facts.nics.iter().filter(|nic| !nic.is_software()).count()));
-    let cluster = Cluster {
+    Cluster {
         nodes,
         gpus_per_node: args.cluster.gpus_per_node.or(gpus).unwrap_or(8),
         nics_per_node: args.cluster.nics_per_node.or(nics).unwrap_or(8),
@@ -32,19 +58,7 @@ pub(super) fn main(
         overlap: args.cluster.overlap.unwrap_or(0.0),
         price: args.cluster.price.unwrap_or(0.0),
         nvlink: facts.and_then(nvlink),
-    };
-    let found = impact(parts, &cluster)?;
-    if args.json {
-        let all = serde_json::json!({
-            "schema": "nobounce-impact/1", "title": machine.found.title, "parts": parts, "cluster": cluster,
-            "impact": found, "assumptions": ASSUMPTIONS,
-        });
-        serde_json::to_writer_pretty(&mut *out, &all)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", text(&machine.found.title, parts, &cluster, &found))?;
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// GB/s between GPUs of a machine, by their NVLinks.

@@ -42,7 +42,7 @@ pub(crate) fn main(args: &PredictArgs) -> anyhow::Result<ExitCode> {
     if let (Some(calibration), Some(second)) = (&calibration, &args.against) {
         return calibrate::against(calibration, second, args, &mut out);
     }
-    let machine = machine(args)?;
+    let machine = machine(args, doctor::this_machine)?;
     let parts = parts(args, &machine, calibration)?;
     if let Some(nodes) = args.cluster.nodes {
         return impact::main(args, nodes, &machine, &parts, &mut out);
@@ -52,13 +52,24 @@ pub(crate) fn main(args: &PredictArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What `--json` prints, for arguments that name no files. `here` are the facts where none are
+/// named.
+pub(crate) fn json(args: &PredictArgs, here: &Facts) -> anyhow::Result<serde_json::Value> {
+    let machine = machine(args, || Ok(here.clone()))?;
+    let parts = parts(args, &machine, None)?;
+    match args.cluster.nodes {
+        Some(nodes) => impact::json(args, nodes, &machine, &parts),
+        None => Ok(serde_json::to_value(report(&machine.found.title, &parts, &sizes(args)))?),
+    }
+}
+
 /// A machine, and what of it is looked at.
 struct Machine {
     facts: Option<Facts>,
     found: Found,
 }
 
-fn machine(args: &PredictArgs) -> anyhow::Result<Machine> {
+fn machine(args: &PredictArgs, here: impl FnOnce() -> anyhow::Result<Facts>) -> anyhow::Result<Machine> {
     let choice = Choice { gpu: args.gpu, nic: args.nic.clone() };
     let facts = match (&args.machine, &args.facts) {
         (Some(name), _) => machines::machine(name).with_context(|| {
@@ -74,7 +85,7 @@ fn machine(args: &PredictArgs) -> anyhow::Result<Machine> {
                 found: Found { spec: Spec::default(), title: "the given parts".to_owned() },
             });
         }
-        (None, None) => doctor::this_machine()?,
+        (None, None) => here()?,
     };
     let found = parts_of(&facts, &choice)?;
     Ok(Machine { facts: Some(facts), found })

@@ -1,0 +1,227 @@
+//! A small HTTP server for local readers: GET requests, one for each connection, answers made in
+//! memory or streamed.
+
+mod request;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use self::request::Refused;
+pub(crate) use self::request::Request;
+
+/// Connections at one time; more are closed at once.
+const MOST_CONNECTIONS: usize = 64;
+/// Bytes of a request.
+const MOST_REQUEST: usize = 8 << 10;
+/// How long a peer may take for its request, or for a part of the answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An answer.
+pub(crate) enum Answer {
+    /// Status, media type and content.
+    Whole(u16, &'static str, Vec<u8>),
+    /// Server-sent events: one for each call, with pauses that the function makes.
+    Events(Box<dyn FnMut() -> String + Send>),
+}
+
+impl Answer {
+    /// JSON.
+    pub(crate) fn json(status: u16, value: &serde_json::Value) -> Self {
+        Self::Whole(status, "application/json", value.to_string().into_bytes())
+    }
+
+    /// An error, for people and programs.
+    pub(crate) fn error(status: u16, text: &str) -> Self {
+        Self::json(status, &serde_json::json!({ "error": text }))
+    }
+}
+
+/// A server that is bound and not started.
+pub(crate) struct Server {
+    listener: TcpListener,
+    addr: SocketAddr,
+    /// Headers of all answers.
+    pub(crate) headers: &'static str,
+}
+
+impl Server {
+    pub(crate) fn bind(addr: SocketAddr) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(addr)
+            .with_context(|| format!("cannot listen at {addr}; choose another port or address"))?;
+        let addr = listener.local_addr()?;
+        Ok(Self { listener, addr, headers: "" })
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Answers requests until the process ends.
+    pub(crate) fn run(
+        self,
+        answer: impl Fn(&Request) -> Answer + Send + Sync + 'static,
+    ) -> anyhow::Result<()> {
+        let (answer, open) = (Arc::new(answer), Arc::new(AtomicUsize::new(0)));
+        let (addr, headers) = (self.addr, self.headers);
+        for stream in self.listener.incoming() {
+            let Ok(stream) = stream else {
+                // Too many descriptors: those in use will end.
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            };
+            if open.fetch_add(1, Ordering::AcqRel) >= MOST_CONNECTIONS {
+                open.fetch_sub(1, Ordering::AcqRel);
+                continue;
+            }
+            let counted = Counted(open.clone());
+            let answer = answer.clone();
+            let serve = move || {
+                let _counted = counted;
+                // A peer that went away needs no answer.
+                let _ = serve(stream, addr, headers, &*answer);
+            };
+            std::thread::Builder::new().name("http".into()).spawn(serve).context("cannot start a thread")?;
+        }
+        Ok(())
+    }
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn serve(
+    mut stream: TcpStream,
+    addr: SocketAddr,
+    headers: &str,
+    answer: &dyn Fn(&Request) -> Answer,
+) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    let answered = match read(&mut stream)? {
+        Some(bytes) => match Request::parse(&bytes) {
+            Ok(request) if is_for_us(&request, addr) => answer(&request),
+            Ok(_) => Answer::error(421, "the Host header names another machine"),
+            Err(Refused::Method) => Answer::error(405, "only GET is answered"),
+            Err(Refused::Malformed) => Answer::error(400, "not an HTTP request"),
+        },
+        None => Answer::error(431, "the request is too long"),
+    };
+    match answered {
+        Answer::Whole(status, kind, content) => {
+            let len = content.len();
+            write!(
+                stream,
+                "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n{headers}\r\n",
+                reason(status)
+            )?;
+            stream.write_all(&content)
+        }
+        Answer::Events(mut next) => {
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n{headers}\r\n"
+            )?;
+            loop {
+                write!(stream, "data: {}\n\n", next())?;
+                stream.flush()?;
+            }
+        }
+    }
+}
+
+/// The head of a request; `None` if it is too long.
+fn read(stream: &mut TcpStream) -> std::io::Result<Option<Vec<u8>>> {
+    let (mut bytes, mut part) = (Vec::new(), [0; 1024]);
+    // Slow senders of single bytes must end, too.
+    let until = std::time::Instant::now() + PATIENCE;
+    loop {
+        let count = stream.read(&mut part)?;
+        bytes.extend_from_slice(&part[..count]);
+        if bytes.windows(4).any(|four| four == b"\r\n\r\n") || count == 0 {
+            return Ok(Some(bytes));
+        }
+        if bytes.len() > MOST_REQUEST || std::time::Instant::now() > until {
+            return Ok(None);
+        }
+    }
+}
+
+/// Whether the Host header names this server. A page of another site whose name resolves to
+/// loopback sends its own name.
+fn is_for_us(request: &Request, addr: SocketAddr) -> bool {
+    if !addr.ip().is_loopback() {
+        return true; // any name of this machine
+    }
+    let (name, port) = request.host.rsplit_once(':').unwrap_or((request.host.as_str(), "80"));
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    let is_loopback = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    is_loopback && port.parse() == Ok(addr.port())
+}
+
+const fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        421 => "Misdirected Request",
+        431 => "Request Header Fields Too Large",
+        _ => "Error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(addr: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(addr).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer); // it may close before all is read
+        answer
+    }
+
+    #[test]
+    fn only_plain_requests_to_this_host_are_answered() {
+        let server = Server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let addr = server.addr();
+        std::thread::spawn(move || {
+            server
+                .run(|request| Answer::Whole(200, "text/plain", format!("{:?}", request.query).into_bytes()))
+        });
+        let port = addr.port();
+        let fine = ask(addr, &format!("GET /?a=b%20c&d HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"));
+        assert!(
+            fine.starts_with("HTTP/1.1 200 OK") && fine.ends_with(r#"[("a", "b c"), ("d", "")]"#),
+            "{fine}"
+        );
+        for (request, status) in [
+            ("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n".to_owned(), "421"),
+            ("GET / HTTP/1.1\r\n\r\n".to_owned(), "421"),
+            ("GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n".to_owned(), "421"),
+            (format!("POST / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"), "405"),
+            ("\0\0\0\0\r\n\r\n".to_owned(), "400"),
+            (format!("GET /{} HTTP/1.1\r\n", "x".repeat(20_000)), "431"),
+        ] {
+            let answer = ask(addr, &request);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{request:.40}: {answer}");
+        }
+        // Connections that say nothing leave room for others.
+        let silent: Vec<_> = (0..MOST_CONNECTIONS / 2).map(|_| TcpStream::connect(addr).unwrap()).collect();
+        assert!(ask(addr, &format!("GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n")).contains("200 OK"));
+        drop(silent);
+    }
+}

@@ -1,0 +1,106 @@
+//! One device: its state and its totals.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Whether its process still has it open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    #[default]
+    Live,
+    /// Closed.
+    Ended,
+    /// Its process ended without closing it: the totals are from shortly before.
+    Killed,
+}
+
+impl State {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Ended => "ended",
+            Self::Killed => "killed",
+        }
+    }
+}
+
+/// What went by one path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct Moved {
+    pub(crate) bytes: u64,
+    pub(crate) operations: u64,
+}
+
+/// A device. Missing fields count as zero.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct Device {
+    #[serde(skip_deserializing)]
+    pub(crate) id: String,
+    #[serde(skip_deserializing)]
+    pub(crate) state: State,
+    pub(crate) pid: u32,
+    pub(crate) program: String,
+    pub(crate) address: String,
+    /// When it was opened, in seconds since 1970.
+    pub(crate) since: u64,
+    /// By path, from the wire into memory.
+    pub(crate) r#in: BTreeMap<String, Moved>,
+    /// By path, from memory to the wire.
+    pub(crate) out: BTreeMap<String, Moved>,
+    pub(crate) staged_reason: Vec<String>,
+    pub(crate) udp_reason: Vec<String>,
+    pub(crate) packets_sent: u64,
+    pub(crate) packets_received: u64,
+    pub(crate) packets_dropped: u64,
+    pub(crate) retransmissions: u64,
+    pub(crate) errors: BTreeMap<String, u64>,
+    pub(crate) queue_pairs: u64,
+    pub(crate) peers: Vec<String>,
+    pub(crate) engine_cpu_ns: u64,
+    pub(crate) link: BTreeMap<String, u64>,
+}
+
+/// Names of the paths, in the order of tables.
+pub(crate) const PATHS: [&str; 6] = ["cpu", "window", "copy-engine", "dma-buf", "peermem", "staged"];
+
+impl Device {
+    pub(super) fn parse(text: &[u8], id: String, state: State) -> Option<Self> {
+        let device: Self = serde_json::from_slice(text).ok()?;
+        Some(Self { id, state, ..device })
+    }
+
+    /// Bytes of one direction on all paths.
+    pub(crate) fn bytes(direction: &BTreeMap<String, Moved>) -> u64 {
+        direction.values().map(|moved| moved.bytes).sum()
+    }
+
+    /// Bytes that rested in host buffers, in both directions.
+    pub(crate) fn staged(&self) -> u64 {
+        [&self.r#in, &self.out].iter().filter_map(|paths| paths.get("staged")).map(|moved| moved.bytes).sum()
+    }
+
+    /// A counter of the link.
+    pub(crate) fn link(&self, name: &str) -> u64 {
+        self.link.get(name).copied().unwrap_or(0)
+    }
+
+    /// As the page takes it.
+    pub(super) fn event(&self) -> Value {
+        let errors: Vec<_> =
+            self.errors.iter().map(|(reason, count)| json!({ "reason": reason, "count": count })).collect();
+        let link = |name: &str| json!({ "out": self.link(&format!("{name}_tx_bytes")), "in": self.link(&format!("{name}_rx_bytes")) });
+        json!({
+            "id": self.id, "pid": self.pid, "command": self.program, "device": "nb0", "address": self.address,
+            "state": self.state, "since": self.since, "out": self.out, "in": self.r#in,
+            "links": { "shm": link("shm"), "udp": link("udp") }, "retransmissions": self.retransmissions,
+            "dropped": self.packets_dropped, "errors": errors, "staged_reasons": self.staged_reason,
+            "engine_cpu_s": std::time::Duration::from_nanos(self.engine_cpu_ns).as_secs_f64(),
+            "queue_pairs": self.queue_pairs, "peers": self.peers,
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! The text formats of Prometheus and OpenMetrics.
+
+use std::fmt::Write;
+
+/// A metric with all its samples.
+#[derive(Debug)]
+pub(super) struct Family {
+    /// Without the `_total` of counters.
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) kind: Kind,
+    pub(super) samples: Vec<Sample>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Counter,
+    Gauge,
+}
+
+#[derive(Debug)]
+pub(super) struct Sample {
+    pub(super) labels: Vec<(&'static str, String)>,
+    pub(super) value: f64,
+}
+
+/// A text format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Prometheus,
+    OpenMetrics,
+}
+
+impl Format {
+    /// The one that a scrape asks for.
+    pub(super) fn wanted(accept: &str) -> Self {
+        if accept.contains("application/openmetrics-text") { Self::OpenMetrics } else { Self::Prometheus }
+    }
+
+    pub(super) const fn media_type(self) -> &'static str {
+        match self {
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+pub(super) fn text(families: &[Family], format: Format) -> String {
+    let mut text = String::new();
+    for family in families.iter().filter(|family| !family.samples.is_empty()) {
+        // Writing to a string cannot fail.
+        let _ = write_family(&mut text, family, format);
+    }
+    if format == Format::OpenMetrics {
+        text.push_str("# EOF\n");
+    }
+    text
+}
+
+fn write_family(text: &mut String, family: &Family, format: Format) -> std::fmt::Result {
+    let Family { name, help, kind, samples } = family;
+    let (kind, ending) = match kind {
+        Kind::Counter => ("counter", "_total"),
+        Kind::Gauge => ("gauge", ""),
+    };
+    // OpenMetrics names the family, Prometheus the samples.
+    let titled = if format == Format::OpenMetrics { "" } else { ending };
+    writeln!(text, "# HELP {name}{titled} {help}")?;
+    writeln!(text, "# TYPE {name}{titled} {kind}")?;
+    for Sample { labels, value } in samples {
+        let labels: Vec<_> =
+            labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+        writeln!(text, "{name}{ending}{{{}}} {value}", labels.join(","))?;
+    }
+    Ok(())
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_formats() {
+        let family = Family {
+            name: "nobounce_bytes",
+            help: "Bytes.",
+            kind: Kind::Counter,
+            samples: vec![Sample {
+                labels: vec![("program", "a\"b\\c\nd".to_owned())],
+                value: 12_345_678_901.0,
+            }],
+        };
+        let empty = Family { name: "none", help: "", kind: Kind::Gauge, samples: Vec::new() };
+        let families = [family, empty];
+        let line = "nobounce_bytes_total{program=\"a\\\"b\\\\c\\nd\"} 12345678901\n";
+        assert_eq!(
+            text(&families, Format::Prometheus),
+            format!("# HELP nobounce_bytes_total Bytes.\n# TYPE nobounce_bytes_total counter\n{line}")
+        );
+        assert_eq!(
+            text(&families, Format::OpenMetrics),
+            format!("# HELP nobounce_bytes Bytes.\n# TYPE nobounce_bytes counter\n{line}# EOF\n")
+        );
+    }
+}
