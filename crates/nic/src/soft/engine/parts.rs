@@ -41,7 +41,7 @@ pub(crate) struct Scheduler {
 /// When the next snapshot of the totals is taken. An idle device needs none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SnapshotTimer {
-    /// Nobody reads snapshots.
+    /// No snapshots are taken.
     #[default]
     Off,
     /// With the next packet.
