@@ -39,6 +39,7 @@ mod metrics;
 mod predict;
 mod run;
 mod size;
+#[cfg(feature = "top")]
 mod top;
 mod ui;
 
@@ -73,6 +74,7 @@ enum Command {
 
     Report(ui::args::ReportArgs),
 
+    #[cfg(feature = "top")]
     Top(top::args::TopArgs),
 
     Metrics(metrics::args::MetricsArgs),
@@ -126,6 +128,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Predict(args) => return predict::main(&args),
         Command::Ui(args) => return ui::main(&args),
         Command::Report(args) => return ui::report(&args),
+        #[cfg(feature = "top")]
         Command::Top(args) => return top::main(&args),
         Command::Metrics(args) => return metrics::main(&args),
         Command::Generate(args) => generate::main::<Cli>(&args).map(|()| bench::Verdict::Fine)?,

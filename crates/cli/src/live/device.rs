@@ -17,6 +17,7 @@ pub(crate) enum State {
     Killed,
 }
 
+#[cfg(feature = "top")]
 impl State {
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -66,6 +67,7 @@ pub(crate) struct Device {
 }
 
 /// Names of the paths, in the order of tables.
+#[cfg(feature = "top")]
 pub(crate) const PATHS: [&str; 6] = ["cpu", "window", "copy-engine", "dma-buf", "peermem", "staged"];
 
 impl Device {
@@ -80,6 +82,7 @@ impl Device {
     }
 
     /// Bytes that rested in host buffers, in both directions.
+    #[cfg(feature = "top")]
     pub(crate) fn staged(&self) -> u64 {
         [&self.r#in, &self.out].iter().filter_map(|paths| paths.get("staged")).map(|moved| moved.bytes).sum()
     }

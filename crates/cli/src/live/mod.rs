@@ -11,7 +11,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nobounce::nic::soft::{last_snapshot, live_folder};
 use serde_json::{Value, json};
 
-pub(crate) use self::device::{Device, Moved, PATHS, State};
+#[cfg(feature = "top")]
+pub(crate) use self::device::PATHS;
+pub(crate) use self::device::{Device, Moved, State};
 
 /// Devices that are open, and those that ended in the last minutes; none without a runtime
 /// directory.
