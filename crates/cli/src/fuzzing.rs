@@ -1,15 +1,37 @@
-//! Arbitrary messages to the serving end of a bench: for the fuzz target `bench`, and for its
-//! corpus in the tests.
+//! Arbitrary messages to the serving end of a bench and to the page's server: for the fuzz targets
+//! `bench` and `http`, and for their corpora in the tests.
 
 pub use crate::bench::exchange::fuzz_step as bench;
+pub use crate::ui::fuzz_request as http;
 
 #[cfg(test)]
 mod tests {
+    /// The files of a corpus.
+    fn corpus(name: &str) -> Vec<Vec<u8>> {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
+        let files = std::fs::read_dir(folder).expect("the corpus must be there");
+        files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
+    }
+
+    #[test]
+    fn changed_requests_to_the_page_get_no_data() {
+        let inputs = corpus("http");
+        assert!(inputs.len() >= 4);
+        for input in &inputs {
+            super::http(input);
+            for at in 0..input.len() {
+                for byte in [0, b' ', b'/', b'%', b'?', b'\n', 0xff] {
+                    let mut changed = input.clone();
+                    changed[at] = byte;
+                    super::http(&changed);
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_corpus_and_chance_find_nothing() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/bench");
-        let files = std::fs::read_dir(folder).expect("fuzz/corpus/bench must be there");
-        let inputs: Vec<_> = files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+        let inputs = corpus("bench");
         assert!(!inputs.is_empty());
         let mut chance = 9_u64;
         for input in inputs.iter().cycle().take(20_000) {

@@ -61,6 +61,8 @@ mod agent;
 mod error;
 mod exports;
 mod frame;
+#[doc(hidden)]
+pub mod fuzzing;
 mod greet;
 mod job;
 mod lanes;

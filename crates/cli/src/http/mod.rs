@@ -91,6 +91,11 @@ impl Server {
     }
 }
 
+/// The request in these bytes, if it would be answered.
+pub(crate) fn parse(bytes: &[u8]) -> Option<Request> {
+    Request::parse(bytes).ok()
+}
+
 struct Counted(Arc<AtomicUsize>);
 
 impl Drop for Counted {

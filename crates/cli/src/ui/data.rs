@@ -71,6 +71,11 @@ impl Data {
         Ok(Self { facts, bench })
     }
 
+    /// The data of a known machine.
+    pub(super) fn example() -> Option<Self> {
+        Some(Self { facts: machines::machine("dgx-h100")?, bench: Vec::new() })
+    }
+
     /// Findings, facts and topology of a known machine, or of this one.
     pub(super) fn machine(&self, name: &str) -> anyhow::Result<Value> {
         let known;
@@ -141,12 +146,8 @@ fn bench_file(path: &Path) -> anyhow::Result<(String, Value)> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    pub(in crate::ui) fn example() -> Data {
-        Data { facts: machines::machine("dgx-h100").unwrap(), bench: Vec::new() }
-    }
 
     fn option(name: &str, value: &str) -> (String, String) {
         (name.to_owned(), value.to_owned())
@@ -154,7 +155,7 @@ pub(super) mod tests {
 
     #[test]
     fn predictions_are_those_of_the_command_and_name_no_files() {
-        let data = example();
+        let data = Data::example().unwrap();
         let found = data.predict(&[option("size", "8..1M"), option("rails", "2")]).unwrap();
         assert_eq!(found["schema"], "nobounce-predict/1");
         let cluster = data.predict(&[option("nodes", "4"), option("bytes", "1073741824")]).unwrap();

@@ -124,6 +124,18 @@ fn answer(data: &Data, token: &str, request: &Request) -> Answer {
     }
 }
 
+/// An arbitrary request: parsed, and answered without the token.
+#[doc(hidden)]
+pub fn fuzz_request(bytes: &[u8]) {
+    use std::sync::OnceLock;
+    static DATA: OnceLock<Option<Data>> = OnceLock::new();
+    let Some(data) = DATA.get_or_init(Data::example) else { return };
+    let Some(request) = crate::http::parse(bytes) else { return };
+    if let Answer::Whole(200, kind, _) = answer(data, "0123456789abcdef", &request) {
+        assert_ne!(kind, "application/json", "data without the token: {request:?}");
+    }
+}
+
 /// Compares without telling by the time it takes where they differ.
 fn is_same(given: &str, token: &str) -> bool {
     given.len() == token.len() && given.bytes().zip(token.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
@@ -151,7 +163,7 @@ mod tests {
             authorization: authorization.to_owned(),
             ..Request::default()
         };
-        match answer(&data::tests::example(), "secret", &request) {
+        match answer(&Data::example().unwrap(), "secret", &request) {
             Answer::Whole(status, _, content) => (status, String::from_utf8(content).unwrap()),
             Answer::Events(mut next) => (200, next()),
         }
@@ -184,7 +196,7 @@ mod tests {
         let (status, refused) = ask("/api/predict?rails=many", "Bearer secret");
         assert!(status == 200 && refused.contains("error"), "{refused}");
         assert!(ask("/api/live?token=secret", "").1.contains("\"devices\""));
-        let all = content(&data::tests::example()).unwrap();
+        let all = content(&Data::example().unwrap()).unwrap();
         let text = all.to_string();
         assert!(text.len() < 900_000, "{} bytes", text.len());
         assert!(all["predict"]["table"]["ib:ndr|gen5x16|PIX|1"]["rows"].as_array().unwrap().len() > 10);
