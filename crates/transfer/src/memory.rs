@@ -1,8 +1,7 @@
 //! Registered memory, shared by the views of it.
 
 use std::any::Any;
-use std::collections::{BTreeMap, VecDeque};
-use std::mem::ManuallyDrop;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nobounce::{Access, Device, GpuOptions, Region, RegisterError};
@@ -23,38 +22,14 @@ pub struct Foreign {
     pub is_read_only: bool,
 }
 
-/// Regions of GPU memory that are kept after their last view. A caching allocator soon hands out
-/// the same memory again.
-const MOST_IDLE: usize = 64;
-
 /// A registration and what keeps its memory alive.
 struct Registration {
-    region: ManuallyDrop<Region>,
-    /// Where the region goes when the last view has gone.
-    idle: Weak<Mutex<VecDeque<Region>>>,
+    // Fields drop in this order: memory is deregistered before its owner lets it go.
+    region: Region,
     /// The generation of the agent that registered it, if one did.
     agent: Option<u64>,
     is_read_only: bool,
     _owner: Option<Owner>,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        // SAFETY: taken once, here. Fields drop after this: memory is deregistered, or known to be
-        // idle, before its owner lets it go.
-        let region = unsafe { ManuallyDrop::take(&mut self.region) };
-        let Some(idle) = self.idle.upgrade().filter(|_| can_be_kept(&region)) else { return };
-        let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.push_back(region);
-        if idle.len() > MOST_IDLE {
-            idle.pop_front();
-        }
-    }
-}
-
-/// Whether it can be found out later that the memory was freed, and who owns its address then.
-fn can_be_kept(region: &Region) -> bool {
-    region.mr().gpu_memory().is_some_and(|memory| memory.is_identifiable())
 }
 
 impl std::fmt::Debug for Registration {
@@ -79,8 +54,7 @@ impl View {
 
     /// Memory that is registered already.
     pub fn of(region: Region) -> Self {
-        let (region, idle) = (ManuallyDrop::new(region), Weak::new());
-        Self::whole(Arc::new(Registration { region, idle, agent: None, is_read_only: false, _owner: None }))
+        Self::whole(Arc::new(Registration { region, agent: None, is_read_only: false, _owner: None }))
     }
 
     /// A part of it; `None` if it is not inside.
@@ -142,9 +116,6 @@ type Key = (bool, bool, u64);
 #[derive(Debug, Default)]
 pub(crate) struct Registrations {
     alive: Mutex<BTreeMap<Key, Weak<Registration>>>,
-    /// Regions without a view, the oldest first. Their memory may have been freed: CUDA is asked
-    /// before one is used again. No key of them was given to a peer.
-    idle: Arc<Mutex<VecDeque<Region>>>,
 }
 
 impl Registrations {
@@ -163,42 +134,16 @@ impl Registrations {
         if let Some(view) = find(&alive, key, len as u64) {
             return Ok(view);
         }
-        let kept = if is_gpu && !is_read_only { self.take_idle(addr, len as u64) } else { None };
-        let region = match kept {
-            Some(region) => region,
-            // Peers get keys of exports only.
-            None => {
-                let access = if is_read_only { Access::empty() } else { Access::LOCAL_WRITE };
-                // SAFETY: the caller's promise.
-                unsafe { register(device, addr, len, is_gpu, access)? }
-            }
-        };
-        let offset = addr - region.addr();
-        let idle = if is_read_only { Weak::new() } else { Arc::downgrade(&self.idle) };
-        let (key, region) = ((is_gpu, is_read_only, region.addr()), ManuallyDrop::new(region));
-        let registration =
-            Arc::new(Registration { region, idle, agent: Some(agent), is_read_only, _owner: owner });
+        // Peers get keys of exports only.
+        let access = if is_read_only { Access::empty() } else { Access::LOCAL_WRITE };
+        // SAFETY: the caller's promise.
+        let region = unsafe { register(device, addr, len, is_gpu, access)? };
+        let registration = Arc::new(Registration { region, agent: Some(agent), is_read_only, _owner: owner });
         if alive.len() > 64 && alive.len().is_power_of_two() {
             alive.retain(|_, registration| registration.strong_count() > 0);
         }
         alive.insert(key, Arc::downgrade(&registration));
-        let whole = View::whole(registration);
-        Ok(whole.part(offset, len as u64).unwrap_or(whole))
-    }
-
-    /// A region without a view that has all of these bytes, and whose memory was not freed since.
-    fn take_idle(&self, addr: u64, len: u64) -> Option<Region> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let end = addr.checked_add(len)?;
-        while let Some(at) =
-            idle.iter().position(|region| region.addr() <= addr && end <= region.addr() + region.len() as u64)
-        {
-            let region = idle.remove(at)?;
-            if region.mr().gpu_memory().is_some_and(|memory| memory.check_alive().is_ok()) {
-                return Some(region);
-            }
-        }
-        None
+        Ok(View::whole(registration))
     }
 }
 

@@ -383,13 +383,6 @@ impl GpuMemory {
         self.check_alive_at(0, self.len())
     }
 
-    /// Whether [`check_alive`](Self::check_alive) can tell the memory from what is allocated at its
-    /// address later: the driver numbers it.
-    #[must_use]
-    pub fn is_identifiable(&self) -> bool {
-        self.range.segments().iter().all(|segment| segment.buffer_id != 0)
-    }
-
     /// The same for `len` bytes at `offset`: of a range of many VMM handles only those touched are
     /// queried.
     pub fn check_alive_at(&self, offset: usize, len: usize) -> Result<(), Gone> {

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use fake_cuda::client::StandIn;
 use nobounce_transfer::{
     Agent, AgentError, AgentOptions, Foreign, Gone, Notify, Outcome, Piece, TransferError,
 };
@@ -173,40 +172,4 @@ fn a_closed_agent_refuses_and_ends_everything() {
         })
     );
     pair.initiator.close();
-}
-
-/// As a caching allocator does: it frees a tensor, keeps the memory, and hands it out again.
-#[test]
-fn gpu_memory_that_is_handed_out_again_is_registered_once() {
-    const LEN: usize = 4 << 20;
-    let gpu = StandIn::program();
-    let agent = Agent::new(&device(), "cache", AgentOptions::default()).unwrap();
-    let register = |addr, len| {
-        let memory = Foreign { addr, len, is_gpu: true, is_read_only: false };
-        // SAFETY: the test touches the memory through the stand-in only.
-        unsafe { agent.register_raw(&memory, None) }.unwrap()
-    };
-    let addr = gpu.malloc(LEN);
-    let first = register(addr, LEN);
-    let key = first.region().mr().lkey();
-    drop(first);
-    let part = register(addr + 65_536, 4096);
-    assert_eq!((part.region().mr().lkey(), part.addr(), part.len()), (key, addr + 65_536, 4096));
-    let whole = register(addr, LEN);
-    assert_eq!(whole.region().mr().lkey(), key, "a view of the same registration");
-    drop((part, whole));
-    // Freed, and another allocation at the same address: the old region is of no use.
-    assert_eq!(gpu.free(addr), 0);
-    let mut others = Vec::new();
-    let again = (0..64).find_map(|_| {
-        let other = gpu.malloc(LEN);
-        others.push(other);
-        (other == addr).then_some(other)
-    });
-    let other = register(again.unwrap_or(others[0]), LEN);
-    assert_ne!(other.region().mr().lkey(), key);
-    // Many of them: a bounded number stays registered.
-    for one in others {
-        drop(register(one, LEN));
-    }
 }
