@@ -19,7 +19,7 @@ const MOST_CONNECTIONS: usize = 64;
 /// Bytes of a request.
 const MOST_REQUEST: usize = 8 << 10;
 /// How long a peer may take for its request, or for a part of the answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An answer.
 pub(crate) enum Answer {
@@ -85,7 +85,8 @@ impl Server {
                 // A peer that went away needs no answer.
                 let _ = serve(stream, addr, headers, &*answer);
             };
-            std::thread::Builder::new().name("http".into()).spawn(serve).context("cannot start a thread")?;
+            // Without a thread the connection is closed; others may end meanwhile.
+            let _ = std::thread::Builder::new().name("http".into()).spawn(serve);
         }
         Ok(())
     }
@@ -110,8 +111,8 @@ fn serve(
     headers: &str,
     answer: &dyn Fn(&Request) -> Answer,
 ) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     stream.set_nodelay(true)?;
     let answered = match read(&mut stream)? {
         Some(bytes) => match Request::parse(&bytes) {
@@ -124,22 +125,21 @@ fn serve(
     };
     match answered {
         Answer::Whole(status, kind, content) => {
-            let len = content.len();
-            write!(
-                stream,
-                "HTTP/1.1 {status} {}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n{headers}\r\n",
-                reason(status)
-            )?;
-            stream.write_all(&content)
+            let (len, reason) = (content.len(), reason(status));
+            let mut bytes = format!(
+                "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n{headers}\r\n"
+            )
+            .into_bytes();
+            bytes.extend(content);
+            stream.write_all(&bytes)
         }
         Answer::Events(mut next) => {
-            write!(
-                stream,
+            let head = format!(
                 "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n{headers}\r\n"
-            )?;
+            );
+            stream.write_all(head.as_bytes())?;
             loop {
-                write!(stream, "data: {}\n\n", next())?;
-                stream.flush()?;
+                stream.write_all(format!("data: {}\n\n", next()).as_bytes())?;
             }
         }
     }
@@ -149,7 +149,7 @@ fn serve(
 fn read(stream: &mut TcpStream) -> std::io::Result<Option<Vec<u8>>> {
     let (mut bytes, mut part) = (Vec::new(), [0; 1024]);
     // Slow senders of single bytes must end, too.
-    let until = std::time::Instant::now() + PATIENCE;
+    let until = std::time::Instant::now() + TIMEOUT;
     loop {
         let count = stream.read(&mut part)?;
         bytes.extend_from_slice(&part[..count]);

@@ -18,7 +18,7 @@ pub(crate) use self::device::{Device, Moved, State};
 /// Devices that are open, and those that ended in the last minutes; none without a runtime
 /// directory.
 pub(crate) fn devices() -> Vec<Device> {
-    let Some(folder) = live_folder::path() else { return Vec::new() };
+    let Some(folder) = live_folder::existing() else { return Vec::new() };
     live_folder::prune(&folder);
     devices_in(&folder)
 }
@@ -31,8 +31,9 @@ pub(crate) fn devices_in(folder: &Path) -> Vec<Device> {
         let id = path.file_stem().and_then(OsStr::to_str).unwrap_or_default().to_owned();
         let read = match path.extension().and_then(OsStr::to_str) {
             Some("json") => fs::read(&path).ok().and_then(|text| Device::parse(&text, id, State::Ended)),
-            Some("open") => {
-                let state = if live_folder::is_alive(&path) { State::Live } else { State::Killed };
+            Some(kind @ ("open" | "dead")) => {
+                let is_live = kind == "open" && live_folder::is_alive(&path);
+                let state = if is_live { State::Live } else { State::Killed };
                 let live = fs::read(path.with_extension("live")).unwrap_or_default();
                 let marker = fs::read(&path).unwrap_or_default();
                 Device::parse(last_snapshot(&live).unwrap_or(&marker), id, state)
@@ -71,15 +72,17 @@ mod tests {
         fs::write(folder.join("8-0.json"), report).unwrap();
         fs::write(folder.join("8-0.open"), head).unwrap();
         fs::write(folder.join("9-0.json"), "not JSON").unwrap();
+        fs::write(folder.join("6-0.dead"), head.replace('7', "6")).unwrap();
         fs::write(folder.join("x.live"), "").unwrap();
         let devices = devices_in(&folder);
         fs::remove_dir_all(&folder).unwrap();
         let told: Vec<_> =
             devices.iter().map(|one| (one.id.as_str(), one.state, one.program.as_str())).collect();
-        assert_eq!(told, [("7-0", State::Killed, "a"), ("8-0", State::Ended, "b")]);
+        assert_eq!(told[1..], [("7-0", State::Killed, "a"), ("8-0", State::Ended, "b")]);
+        assert_eq!(told[0], ("6-0", State::Killed, "a"));
         let event = event(&devices);
-        assert_eq!(event["devices"][1]["out"]["cpu"]["bytes"], 5);
-        assert_eq!(event["devices"][1]["errors"][0], json!({"reason": "RemoteAccess", "count": 2}));
+        assert_eq!(event["devices"][2]["out"]["cpu"]["bytes"], 5);
+        assert_eq!(event["devices"][2]["errors"][0], json!({"reason": "RemoteAccess", "count": 2}));
         assert_eq!(event["devices"][0]["state"], "killed");
     }
 }

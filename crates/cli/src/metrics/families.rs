@@ -111,13 +111,17 @@ fn errors(devices: &[Device]) -> Family {
     Family { name: "nobounce_errors", help, kind: Kind::Counter, samples: samples.collect() }
 }
 
-/// The sum of all devices, as one adapter with one port.
+/// Each device as an adapter with one port. (A sum over devices would fall when one of them ends,
+/// which Prometheus takes for a restart from zero.)
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
 fn node_families(devices: &[Device]) -> Vec<Family> {
-    let labels = || vec![("device", "nb0".to_owned()), ("port", "1".to_owned())];
+    let port = |device: &Device, value| Sample {
+        labels: vec![("device", format!("nb0-{}", device.id)), ("port", "1".to_owned())],
+        value,
+    };
     let sum = |name, help, kind, value: fn(&Device) -> u64| {
-        let value = devices.iter().map(value).sum::<u64>() as f64;
-        Family { name, help, kind, samples: vec![Sample { labels: labels(), value }] }
+        let samples = devices.iter().map(|device| port(device, value(device) as f64)).collect();
+        Family { name, help, kind, samples }
     };
     vec![
         sum(
@@ -148,7 +152,10 @@ fn node_families(devices: &[Device]) -> Vec<Family> {
             name: "node_infiniband_state_id",
             help: "State of the InfiniBand port (0: no change, 1: down, 2: init, 3: armed, 4: active, 5: act defer)",
             kind: Kind::Gauge,
-            samples: vec![Sample { labels: labels(), value: 4.0 }],
+            samples: devices
+                .iter()
+                .map(|device| port(device, if device.state == State::Live { 4.0 } else { 1.0 }))
+                .collect(),
         },
     ]
 }

@@ -57,7 +57,7 @@ pub(super) fn cells(row: &Row) -> [String; 11] {
     ]
 }
 
-/// Why bytes were staged or packets took UDP, for the rows that are shown.
+/// Why bytes were staged, and failed requests, for the rows that are shown.
 pub(super) fn reasons(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
     for Row { device, .. } in rows {

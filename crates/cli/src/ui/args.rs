@@ -12,7 +12,7 @@ Examples:
   nobounce ui --facts facts.json             a machine saved by `nobounce doctor --save`
   ssh -L 8000:127.0.0.1:8000 host nobounce ui --port 8000      the page of another machine
 
-Ctrl-C ends it. The address contains a token; without it the server tells nothing.";
+Ctrl-C ends it. The address contains a token; without it the server answers 401.";
 
 const REPORT_EXAMPLES: &str = "\
 Examples:

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::args::Shown;
 use crate::doctor;
+use crate::live::{self, Device};
 use crate::predict;
 use crate::predict::args::PredictArgs;
 
@@ -50,7 +51,9 @@ const NOT_DRAWN: [&str; 2] = ["samples", "counted"];
 /// All that was read at the start.
 #[derive(Debug)]
 pub(super) struct Data {
-    pub(super) facts: Facts,
+    facts: Facts,
+    /// Whether a report has the devices of this machine: they have addresses and names of programs.
+    live: bool,
     bench: Vec<(String, Value)>,
 }
 
@@ -68,12 +71,19 @@ impl Data {
             facts = facts.redacted();
         }
         let bench = shown.bench.iter().map(|path| bench_file(path)).collect::<anyhow::Result<_>>()?;
-        Ok(Self { facts, bench })
+        let source = &shown.source;
+        let is_here = source.facts.is_none() && source.root.is_none() && source.example.is_none();
+        Ok(Self { facts, live: is_here && !shown.anonymous, bench })
     }
 
     /// The data of a known machine.
     pub(super) fn example() -> Option<Self> {
-        Some(Self { facts: machines::machine("dgx-h100")?, bench: Vec::new() })
+        Some(Self { facts: machines::machine("dgx-h100")?, live: false, bench: Vec::new() })
+    }
+
+    /// The devices of this machine, for a report.
+    pub(super) fn devices(&self) -> Vec<Device> {
+        if self.live { live::devices() } else { Vec::new() }
     }
 
     /// Findings, facts and topology of a known machine, or of this one.

@@ -35,7 +35,7 @@ pub(crate) fn main(args: &UiArgs) -> anyhow::Result<ExitCode> {
     eprintln!("Open this address in a browser. Ctrl-C ends the server.");
     if !args.addr.is_loopback() {
         eprintln!(
-            "Anyone on the network who has the address sees the page; the connection is not encrypted."
+            "The page can be opened from the network, by its address; the connection is not encrypted."
         );
     }
     server.run(move |request| answer(&data, &token, request))?;
@@ -73,7 +73,7 @@ fn content(data: &Data) -> anyhow::Result<Value> {
         "impact": predict(&[
             option("nodes", "8"), option("bytes", "15032385536"), option("compute", "400"), option("overlap", "0"),
         ]),
-        "bench": data.bench_all(), "live": live::event(&live::devices()),
+        "bench": data.bench_all(), "live": live::event(&data.devices()),
     }))
 }
 

@@ -50,6 +50,7 @@ fn an_idle_device_is_left_asleep() {
         let after = engine_threads();
         let (times, ran) = (after.0 - before.0, after.1 - before.1);
         println!("{progress:?}: {times} wake-ups, {ran} ns of CPU in {:?}", idle_for());
-        assert!(times <= 4, "{progress:?}: {times} wake-ups, {ran} ns of CPU in {:?}", idle_for());
+        // Both devices publish their counters once after the last packet.
+        assert!(times <= 8, "{progress:?}: {times} wake-ups, {ran} ns of CPU in {:?}", idle_for());
     }
 }

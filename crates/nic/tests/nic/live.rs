@@ -68,13 +68,20 @@ fn counters_are_published_while_a_device_is_open_and_kept_after_it() {
     // Its last counters stay, and it is known to be gone.
     assert!(named(&folder, "open").iter().all(|marker| !live_folder::is_alive(marker)));
     assert!(moved() >= first);
+    // However long it ran, it is kept from its end on.
+    let long_ago = SystemTime::now() - Duration::from_secs(3600);
+    for path in ["open", "live"].iter().flat_map(|ending| named(&folder, ending)) {
+        std::fs::File::open(&path).unwrap().set_modified(long_ago).unwrap();
+    }
+    live_folder::prune(&folder);
+    assert_eq!((named(&folder, "open").len(), named(&folder, "dead").len()), (0, 2));
+    assert!(moved() >= first);
 
     assert!(start("ends", &runtime).wait().unwrap().success());
     assert_eq!(named(&folder, "json").len(), 2, "reports");
     live_folder::prune(&folder);
-    assert_eq!((named(&folder, "json").len(), named(&folder, "open").len()), (2, 2), "not yet");
-    let long_ago = SystemTime::now() - Duration::from_secs(3600);
-    for path in ["json", "open", "live"].iter().flat_map(|ending| named(&folder, ending)) {
+    assert_eq!((named(&folder, "json").len(), named(&folder, "dead").len()), (2, 2), "not yet");
+    for path in ["json", "dead", "live"].iter().flat_map(|ending| named(&folder, ending)) {
         std::fs::File::open(&path).unwrap().set_modified(long_ago).unwrap();
     }
     live_folder::prune(&folder);

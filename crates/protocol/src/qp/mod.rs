@@ -159,8 +159,8 @@ impl Qp {
 
     /// Sends short WRITEs as WRITEs of one packet each. Use it where packets of one length are sent
     /// together: the first packet of a longer message is longer than the next ones.
-    pub fn cut_short_writes(&mut self, cut: bool) {
-        self.requester.cut_short_writes(cut);
+    pub fn split_short_writes(&mut self, split: bool) {
+        self.requester.split_short_writes(split);
     }
 
     /// Whether the last [`Self::poll_transmit`] held a packet back only for lack of room.

@@ -73,7 +73,7 @@ pub(crate) struct Requester {
     /// With a full window, keep at most one ACK request in flight.
     asks_rarely: bool,
     /// Short WRITEs are sent as WRITEs of one packet each.
-    cuts_writes: bool,
+    splits_writes: bool,
     /// One past the last packet with an ACK request.
     asked: u64,
     window: CongestionWindow,
@@ -98,7 +98,7 @@ impl Requester {
             outstanding: 0,
             path_limited: false,
             asks_rarely: false,
-            cuts_writes: false,
+            splits_writes: false,
             asked: Psn::SPACE,
             window: CongestionWindow::new(1024),
             rtt: Rtt::new(),
@@ -123,7 +123,7 @@ impl Requester {
         }
         let serial = self.next_serial;
         self.next_serial += 1;
-        self.sq.push_back(Wqe { serial, request, psn: 0, packets: 0 });
+        self.sq.push_back(Wqe { serial, request, psn: 0, packets: 0, split: false });
         Ok(serial)
     }
 
@@ -142,12 +142,8 @@ impl Requester {
         psn + 1 == self.next && psn >= self.una
     }
 
-    pub(crate) const fn cut_short_writes(&mut self, cut: bool) {
-        self.cuts_writes = cut;
-    }
-
-    fn cuts(&self, wqe: &Wqe) -> bool {
-        self.cuts_writes && wqe.is_short_write()
+    pub(crate) const fn split_short_writes(&mut self, split: bool) {
+        self.splits_writes = split;
     }
 
     pub(crate) const fn ask_rarely(&mut self, rarely: bool) {
@@ -239,8 +235,7 @@ impl Requester {
             let ack_req = (last && wqe.request.signaled)
                 || (self.next + 1).is_multiple_of(ACK_EVERY)
                 || (full && !(self.asks_rarely && self.asked > self.una));
-            let cut = self.cuts(wqe);
-            let transmit = wqe.data_packet(self.next, ack_req, cut, params);
+            let transmit = wqe.data_packet(self.next, ack_req, params);
             self.note_sent(now, (cost, end_of_wqe), 1, ack_req);
             transmit
         };
@@ -263,7 +258,7 @@ impl Requester {
         let Some(wqe) = self.sq.get(self.cursor).copied().filter(|_| self.next < self.top) else { return 0 };
         if wqe.request.op.fetches()
             || self.next == wqe.psn
-            || self.cuts(&wqe)
+            || wqe.split
             || self.recovery.rnr_until.is_some()
             || self.recovery.send_probe
         {
@@ -298,6 +293,7 @@ impl Requester {
         } else {
             u64::from(wqe.request.len).div_ceil(u64::from(params.mtu)).max(1)
         };
+        wqe.split = self.splits_writes && wqe.is_short_write();
         self.top += wqe.packets;
         self.cursor = self.started;
         self.started += 1;
@@ -378,7 +374,7 @@ impl Requester {
             self.rewind();
             return None;
         }
-        Some(wqe.data_packet(last, true, self.cuts(&wqe), params))
+        Some(wqe.data_packet(last, true, params))
     }
 
     /// Handles a response: ACK, NAK, READ response, atomic response.

@@ -474,7 +474,7 @@ impl Responder {
         let receive =
             if opcode.has_immediate() { Some(host.take_receive().ok_or(NakCause::NotReady)?) } else { None };
         if payload_len > 0
-            && let Err(nak) = host.place_remote(rkey, addr, payload_len, place.ends() && !header.is_cut())
+            && let Err(nak) = host.place_remote(rkey, addr, payload_len, place.ends() && !header.is_split())
         {
             if let Some(receive) = receive {
                 self.end_receive(receive, Status::Flushed, header, 0, out);

@@ -79,7 +79,7 @@ impl Sender {
         }
         let serial = self.next_serial;
         self.next_serial += 1;
-        self.sq.push_back(Outgoing { wqe: Wqe { serial, request, psn: 0, packets: 0 }, to });
+        self.sq.push_back(Outgoing { wqe: Wqe { serial, request, psn: 0, packets: 0, split: false }, to });
         Ok(serial)
     }
 
@@ -136,7 +136,7 @@ impl Sender {
             self.path_limited = true;
             return None;
         }
-        let mut transmit = front.data_packet(self.next, false, false, params);
+        let mut transmit = front.data_packet(self.next, false, params);
         let header = &mut transmit.header;
         header.opcode = header.opcode.in_service(self.service).unwrap_or(header.opcode);
         if let Some(to) = to {

@@ -20,6 +20,8 @@ pub(crate) struct Wqe {
     pub(crate) psn: u64,
     /// How many it takes.
     pub(crate) packets: u64,
+    /// Whether it is sent as WRITEs of one packet each: decided once, for retransmissions, too.
+    pub(crate) split: bool,
 }
 
 impl Wqe {
@@ -52,25 +54,25 @@ impl Wqe {
         matches!(self.request.op, Operation::Write(_)) && (2..=SHORT_WRITE).contains(&self.packets)
     }
 
-    /// A packet of a SEND or WRITE. `cut`: a WRITE of its own.
-    pub(crate) fn data_packet(&self, psn: u64, ack_req: bool, cut: bool, params: &Params) -> Transmit {
+    /// A packet of a SEND or WRITE.
+    pub(crate) fn data_packet(&self, psn: u64, ack_req: bool, params: &Params) -> Transmit {
         let index = psn - self.psn;
         let offset = index * u64::from(params.mtu);
         let last = psn + 1 == self.end();
         let len =
             u32::try_from((u64::from(self.request.len) - offset).min(u64::from(params.mtu))).unwrap_or(0);
-        let opcode = self.request.op.opcode(cut || index == 0, cut || last);
+        let opcode = self.request.op.opcode(self.split || index == 0, self.split || last);
         let mut header = Header::new(opcode, params.dest_qpn, Psn::of(psn));
         header.xrc = params.xrc;
         header.deth.source = Qpn::new(self.request.xrc_srq & 0xff_ffff);
         header.ack_req = ack_req;
         header.pad = pad_of(len);
-        header.solicited = if cut { !last } else { last && self.request.solicited };
+        header.solicited = if self.split { !last } else { last && self.request.solicited };
         match self.request.op {
             Operation::SendImmediate(immediate) => header.immediate = immediate,
             Operation::SendInvalidate(key) => header.invalidate = key,
             Operation::Write(remote) | Operation::WriteImmediate(remote, _) => {
-                header.reth = match cut {
+                header.reth = match self.split {
                     true => Reth { addr: remote.addr.wrapping_add(offset), rkey: remote.rkey, len },
                     false => Reth { addr: remote.addr, rkey: remote.rkey, len: self.request.len },
                 };

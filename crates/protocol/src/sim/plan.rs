@@ -165,7 +165,7 @@ impl PlanRun {
         let mut sim = Sim::with(&setup, plan.conditions, plan.seed);
         let mut expected = [Expected::default(), Expected::default()];
         for (end, expected) in sim.ends.iter_mut().zip(&mut expected) {
-            end.qp.cut_short_writes(plan.seed / 2 % 2 == 1);
+            end.qp.split_short_writes(plan.seed / 2 % 2 == 1);
             end.memory.fill(u8::try_from(end.qpn.get() & 0xff).unwrap_or(0));
             for i in 0..32 {
                 let addr = end.addr(0);

@@ -177,7 +177,7 @@ impl Default for Aeth {
 impl Header {
     /// Whether more of the same WRITE follows, although this packet is a WRITE of its own. Says so
     /// by the solicited event bit, which has no meaning there and which other adapters ignore.
-    pub fn is_cut(&self) -> bool {
+    pub fn is_split(&self) -> bool {
         self.solicited && self.opcode == Opcode::WriteOnly
     }
 

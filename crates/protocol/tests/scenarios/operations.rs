@@ -38,26 +38,26 @@ fn a_write_of_any_size_arrives_and_changes_nothing_else() {
 }
 
 #[test]
-fn a_short_write_that_is_cut_is_one_message_for_both_sides() {
+fn a_short_write_that_is_split_is_one_message_for_both_sides() {
     everywhere(|setup, len| {
         let mut sim = pair(&setup);
-        sim.ends[A].qp.cut_short_writes(true);
+        sim.ends[A].qp.split_short_writes(true);
         let remote = sim.ends[B].remote(THERE);
         sim.ends[A].post(Operation::Write(remote), HERE, len).unwrap();
         let sent: Vec<_> = std::iter::from_fn(|| sim.ends[A].qp.poll_transmit(0, u64::MAX, true))
             .map(|transmit| transmit.header)
             .collect();
         let packets = len.div_ceil(setup.mtu.bytes()) as usize;
-        let is_cut = (2..=16).contains(&packets);
-        let cut = sent.iter().filter(|header| header.is_cut()).count();
-        assert_eq!(cut, if is_cut { packets - 1 } else { 0 });
-        if is_cut {
+        let is_split = (2..=16).contains(&packets);
+        let split = sent.iter().filter(|header| header.is_split()).count();
+        assert_eq!(split, if is_split { packets - 1 } else { 0 });
+        if is_split {
             let told: u32 = sent.iter().map(|header| header.reth.len).sum();
             assert!(sent.iter().all(|header| header.opcode == Opcode::WriteOnly) && told == len);
         }
 
         let mut sim = pair(&setup);
-        sim.ends[A].qp.cut_short_writes(true);
+        sim.ends[A].qp.split_short_writes(true);
         let id = write(&mut sim, len);
         sim.drive();
         assert_eq!(sim.ends[A].sends(), [(id, SUCCESS)], "{len} bytes, {setup:?}");

@@ -32,6 +32,16 @@ export function startLive(host, badge) {
     }
     return;
   }
+  // A browser opens six connections to a server: tabs in the background must not hold them all.
+  document.addEventListener('visibilitychange', follow);
+  follow();
+}
+
+/** Follows the events while the page is visible. */
+function follow() {
+  const { nodes } = live;
+  if (document.hidden) { live.source?.close(); live.source = null; return; }
+  if (live.source) return;
   const source = live.source = new EventSource(`api/live?token=${encodeURIComponent(token)}`);
   source.addEventListener('open', () => { nodes.state.textContent = 'Connected'; });
   source.addEventListener('message', event => { takeEvent(JSON.parse(event.data)); nodes.state.textContent = live.paused ? 'Paused' : 'Connected, one update per second'; });
@@ -65,8 +75,10 @@ function takeEvent(event) {
     }
     rates.cpu = before ? delta(device.engine_cpu_s, before.engine_cpu_s) : 0;
     rates.retransmissions = before ? delta(device.retransmissions, before.retransmissions) : 0;
-    if (before) entry.history.push({ total: rates.total, staged: rates.staged });
-    if (entry.history.length > HISTORY) entry.history.shift();
+    // One value per second, also for seconds without an event.
+    const seconds = before ? Math.min(HISTORY, Math.max(1, Math.round(span))) : 0;
+    for (let i = 0; i < seconds; i += 1) entry.history.push({ total: rates.total, staged: rates.staged });
+    entry.history.splice(0, entry.history.length - HISTORY);
     Object.assign(entry, { data: device, time: now, rates, present: true });
     live.devices.set(device.id, entry);
   }
@@ -109,7 +121,7 @@ function renderLive() {
   const focused = document.activeElement && document.activeElement.closest && document.activeElement.closest('.device')?.dataset.id;
   const open = new Set([...cards.querySelectorAll('details[open]')].map(d => d.closest('.device').dataset.id));
   if (!shown.length) {
-    put(cards, h('div', { className: 'empty' }, h('p', {}, 'No device is open. Start a program:'), h('p', {}, h('code', {}, 'nobounce run -- PROGRAM'))));
+    put(cards, h('div', { className: 'empty' }, embedded ? 'No device was open.' : [h('p', {}, 'No device is open. Start a program:'), h('p', {}, h('code', {}, 'nobounce run -- PROGRAM'))]));
     return;
   }
   put(cards, shown.map(d => deviceCard(d, open.has(d.data.id))));
@@ -137,7 +149,7 @@ function sums(all) {
       h('dt', {}, 'Retransmissions'), h('dd', {}, count(all.reduce((a, d) => a + d.data.retransmissions, 0))),
       h('dt', {}, 'Dropped packets'), h('dd', {}, count(all.reduce((a, d) => a + d.data.dropped, 0))),
       h('dt', {}, 'Errors'), h('dd', {}, count(all.reduce((a, d) => a + (d.data.errors || []).reduce((x, e) => x + e.count, 0), 0))),
-      h('dt', {}, 'Devices'), h('dd', {}, `${active.length} live, ${all.length - active.length} ended`))));
+      h('dt', {}, 'Devices'), h('dd', {}, ['live', 'ended', 'killed'].map(x => [x, all.filter(d => d.data.state === x).length]).filter(([x, n]) => n || x !== 'killed').map(([x, n]) => `${n} ${x}`).join(', ')))));
 }
 
 const STATES = { live: 'live', ended: 'ended', killed: 'killed' };

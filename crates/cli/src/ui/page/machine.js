@@ -111,7 +111,7 @@ function factsOf(box) {
     add('NUMA node', box.node.label);
     if (cpu) add('Processor', cpu.name);
     box.node.notes.forEach(note => add('', note));
-    if (box.kind === 'memory') add('Use', 'staged bytes rest here on the way');
+    if (box.kind === 'memory') add('Use', 'staged bytes are copied to it');
     return rows;
   }
   const { address } = box.branch;
@@ -337,7 +337,7 @@ function verdictView(v) {
   const reasons = findingsFor(v);
   const text = { direct: 'The adapter reads and writes GPU memory. Host memory takes no part.',
     slow: 'The adapter reaches GPU memory, below the possible rate.',
-    staged: 'The adapter cannot reach GPU memory. Bytes rest in host buffers on the way.',
+    staged: 'The adapter cannot reach GPU memory. Bytes are copied through host buffers.',
     unknown: 'The doctor could not decide whether this pair is direct.' }[v.path];
   const library = (name, x) => x && [h('dt', {}, name), h('dd', {}, h('span', { className: `word w-${x.kind}` }, x.kind), x.text ? `: ${x.text}` : '')];
   return h('div', { className: 'verdict' },

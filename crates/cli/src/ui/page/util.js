@@ -79,16 +79,16 @@ export function num(value) {
   if (size >= 100) return Math.round(value).toLocaleString('en-US').replaceAll(',', '\u202f');
   return value.toPrecision(3);
 }
-const scaled = (value, step, units) => {
+const scaled = (value, step, units, text) => {
   let at = 0;
-  while (Math.abs(value) >= step && at < units.length - 1) { value /= step; at += 1; }
-  const text = at === 0 || Number.isInteger(value) ? String(Math.round(value)) : value.toPrecision(value >= 100 ? 3 : 2 + (value >= 10));
-  return `${text}\u00a0${units[at]}`;
+  while (Math.abs(value) >= step * 0.9995 && at < units.length - 1) { value /= step; at += 1; }
+  return `${at ? text(value) : Math.round(value)}\u00a0${units[at]}`;
 };
+const threeDigits = value => value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2);
 /** Message and memory sizes, powers of two. */
-export const size = value => scaled(value, 1024, ['B', 'KiB', 'MiB', 'GiB', 'TiB']);
-/** Counted bytes, powers of ten. */
-export const bytes = value => scaled(value, 1000, ['B', 'kB', 'MB', 'GB', 'TB', 'PB']);
+export const size = value => scaled(value, 1024, ['B', 'KiB', 'MiB', 'GiB', 'TiB'], v => Number.isInteger(v) ? String(v) : threeDigits(v));
+/** Counted bytes, powers of ten, as nobounce run prints them. */
+export const bytes = value => scaled(value, 1000, ['B', 'kB', 'MB', 'GB', 'TB', 'PB'], threeDigits);
 export const rate = value => `${bytes(value)}/s`;
 export const count = value => (value || 0).toLocaleString('en-US').replaceAll(',', '\u202f');
 export function micros(value) {
@@ -122,8 +122,13 @@ export function select(props, options, value) {
   if (value !== undefined) node.value = value;
   return node;
 }
-export const field = (label, control, note) => h('label', { className: 'field' },
-  h('span', { className: 'field-name' }, label), control, note && h('span', { className: 'field-note' }, note));
+let fields = 0;
+/** A control with its label. The label names the control: an output element within it would come first otherwise. */
+export function field(label, control, note) {
+  control.id ||= `field-${fields += 1}`;
+  return h('label', { className: 'field', htmlFor: control.id },
+    h('span', { className: 'field-name' }, label), control, note && h('span', { className: 'field-note' }, note));
+}
 
 /** A button that copies a command. */
 export function copyButton(text) {

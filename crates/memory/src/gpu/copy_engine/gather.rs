@@ -89,11 +89,12 @@ pub(super) unsafe fn run(
             stream,
         )
     };
-    // Drivers before CUDA 12.8 do not have it.
-    if !batched.as_ref().is_err_and(|error| error.code == CudaError::NOT_FOUND) {
+    if batched.is_ok() {
         *started = true;
-        return batched;
+        return Ok(());
     }
+    // Drivers before CUDA 12.8 do not have it. If it failed halfway, the same bytes are copied again,
+    // in the order of the stream.
     for ((from, to), len) in from.iter().zip(to).zip(lens) {
         let to = host.wrapping_add(usize::try_from(*to).unwrap_or(0));
         // SAFETY: as above.

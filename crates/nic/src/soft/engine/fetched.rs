@@ -102,7 +102,7 @@ pub(crate) fn build_fetched(
         regions.with_gpu(accessor, (piece.key, piece.addr), piece.len, access, |gpu, offset, staging| {
             // A new message must not be read before this queue pair's earlier placements are over.
             // On another route they would be, and a fence requires it.
-            if !gpu.stores && !prefetch.is_of(origin) && !staging.is_settled(owner) {
+            if !prefetch.is_of(origin) && !staging.is_settled(owner) {
                 return (Fetched::Pending, false);
             }
             let Piece { at, len, behind, .. } = piece;
@@ -185,7 +185,7 @@ fn prefetch_requests(entry: &mut QueuePair, regions: &mut Regions, serial: u64) 
             if gpu.loads(GatheredMessage { len, alone: false }) {
                 return true;
             }
-            if !gpu.stores && !staging.is_settled(owner) {
+            if !staging.is_settled(owner) {
                 return false;
             }
             let Some(copier) = staging.copiers.get(gpu.copier) else { return false };
@@ -225,7 +225,7 @@ fn prefetch_reads(entry: &mut QueuePair, regions: &mut Regions, origin: Origin, 
                 if len == 0 || gpu.loads(GatheredMessage { len: u64::from(len), alone: false }) {
                     return true;
                 }
-                if !gpu.stores && !staging.is_settled(owner) {
+                if !staging.is_settled(owner) {
                     return false;
                 }
                 let Some(copier) = staging.copiers.get(gpu.copier) else { return false };

@@ -643,6 +643,8 @@ impl Core {
         while let Some(completion) = entry.qp.poll_completion() {
             if completion.status != Status::Success {
                 self.account.counters.count_failed(completion.status);
+                // It may come long after the last packet.
+                self.scheduler.note_active(now_ns());
             }
             overflowed = complete(entry, staging, completion).or(overflowed);
         }

@@ -45,7 +45,7 @@ pub(crate) enum SnapshotTimer {
     #[default]
     Off,
     /// With the next packet.
-    Rests,
+    Idle,
     Due(Nanos),
 }
 
@@ -54,7 +54,7 @@ impl Scheduler {
     #[inline]
     pub(crate) fn note_active(&mut self, now: Nanos) {
         self.active_at = now;
-        if self.snapshot == SnapshotTimer::Rests {
+        if self.snapshot == SnapshotTimer::Idle {
             let due = now + SNAPSHOT_INTERVAL;
             self.snapshot = SnapshotTimer::Due(due);
             self.timers.push(Reverse((due, Timer::Snapshot)));

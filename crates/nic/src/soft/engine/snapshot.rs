@@ -5,7 +5,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -102,14 +101,16 @@ pub(crate) struct Keeper {
 #[derive(Debug)]
 struct SharedSnapshots {
     files: Vec<Snapshots>,
+    /// The fields known at open.
+    head: String,
     /// By the number of the engine.
     totals: HashMap<usize, Totals>,
 }
 
 impl Keeper {
     /// The keeper of the first engine.
-    pub(crate) fn new(files: Vec<Snapshots>) -> Self {
-        let kept = SharedSnapshots { files, totals: HashMap::new() };
+    pub(crate) fn new(files: Vec<Snapshots>, head: String) -> Self {
+        let kept = SharedSnapshots { files, head, totals: HashMap::new() };
         Self { number: 0, kept: Arc::new(Mutex::new(kept)) }
     }
 
@@ -118,12 +119,12 @@ impl Keeper {
         Self { number, kept: self.kept.clone() }
     }
 
-    fn keep(&self, local: IpAddr, totals: Totals) {
+    fn keep(&self, totals: Totals) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.totals.insert(self.number, totals);
         let mut sum = Totals::default();
         kept.totals.values().for_each(|one| sum.add(one));
-        let text = totals::so_far(local, &sum);
+        let text = totals::text_of(&kept.head, &sum);
         kept.files.iter_mut().for_each(|file| file.keep(&text));
     }
 }
@@ -132,7 +133,7 @@ impl Engine {
     /// Takes snapshots from now on.
     pub(crate) fn keep_snapshots(&mut self, keeper: Option<Keeper>) {
         if keeper.is_some() {
-            self.core.scheduler.snapshot = SnapshotTimer::Rests;
+            self.core.scheduler.snapshot = SnapshotTimer::Idle;
         }
         self.keeper = keeper;
     }
@@ -142,9 +143,9 @@ impl Engine {
         if !matches!(self.core.scheduler.snapshot, SnapshotTimer::Due(due) if due <= now) {
             return;
         }
-        self.core.scheduler.snapshot = SnapshotTimer::Rests;
+        self.core.scheduler.snapshot = SnapshotTimer::Idle;
         if let Some(keeper) = &self.keeper {
-            keeper.keep(self.link.local(), Totals::of(self));
+            keeper.keep(Totals::of(self));
         }
     }
 }
@@ -185,17 +186,16 @@ mod tests {
     #[test]
     fn what_other_engines_said_last_is_in_it() {
         let path = std::env::temp_dir().join(format!("snapshots-of-two-{}", std::process::id()));
-        let first = Keeper::new(vec![Snapshots::create(&path).unwrap()]);
+        let first = Keeper::new(vec![Snapshots::create(&path).unwrap()], "\"version\": 1".to_owned());
         let second = first.of(1);
         let sent = |packets| {
             let mut totals = Totals::default();
             totals.counters.sent_pkts = packets;
             totals
         };
-        let local = "127.0.0.1".parse().unwrap();
-        first.keep(local, sent(3));
-        second.keep(local, sent(40));
-        second.keep(local, sent(50));
+        first.keep(sent(3));
+        second.keep(sent(40));
+        second.keep(sent(50));
         let file = std::fs::read(&path).unwrap();
         let text = String::from_utf8_lossy(last_snapshot(&file).unwrap()).into_owned();
         assert!(text.contains("\"packets_sent\": 53,"), "{text}");

@@ -106,7 +106,8 @@ pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
     totals.moved.values().for_each(|one| moved.add(one));
     let errors = Status::ALL.into_iter().filter(|status| *status != Status::Flushed);
     let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
-    let peers: Vec<_> = totals.moved.keys().take(MOST_PEERS).map(|peer| format!("\"{peer}\"")).collect();
+    let peers: BTreeSet<_> = totals.moved.keys().collect();
+    let peers: Vec<_> = peers.into_iter().take(MOST_PEERS).map(|peer| format!("\"{peer}\"")).collect();
     let quoted =
         |reasons: &BTreeSet<String>| reasons.iter().map(|reason| text(reason)).collect::<Vec<_>>().join(", ");
     let lines = [

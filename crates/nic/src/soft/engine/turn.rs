@@ -88,7 +88,7 @@ impl Core {
         let room = path.map_or(0, |path| paths.room(path));
         let shared = path.is_some_and(|path| paths.is_shared(path));
         entry.qp.ask_rarely(path.is_some_and(|path| paths.has_dear_answers(path)));
-        entry.qp.cut_short_writes(entry.route.ring.is_none());
+        entry.qp.split_short_writes(entry.route.ring.is_none());
         tx.set_ip_options(entry.qp.attr().ip_options);
         let mut sending = Sending {
             now,

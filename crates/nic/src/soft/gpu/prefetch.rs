@@ -289,15 +289,19 @@ impl Prefetch {
         if late || self.fetches.len() >= AHEAD || !self.is_complete() {
             return false;
         }
-        if !batch.push(want) {
-            self.fetch_ahead(want);
+        if batch.push(want) {
+            return true;
         }
-        true
+        self.fetch_ahead(want);
+        self.fetches.len() < AHEAD && self.is_complete()
     }
 
     /// Starts the fetch of a batch.
     pub(crate) fn fetch_batch(&mut self, batch: Batch) {
         let Batch { parts, sources, first: Some((memory, copier, rows)), .. } = batch else { return };
+        if self.fetches.len() >= AHEAD {
+            return;
+        }
         let Some(chunk) = copier.take_fetch_chunk() else { return };
         let work = CopyWork::Gather(rows, sources);
         let fetching = copier.start(Job { work, memory, offset: 0, len: 0, chunk });

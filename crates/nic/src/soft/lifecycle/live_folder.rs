@@ -18,8 +18,7 @@ const MOST_KEPT: usize = 256;
 
 /// The path of the live folder: `$XDG_RUNTIME_DIR/nobounce`, or below `/run/user/UID`; `/run` for
 /// root. It may not exist.
-#[must_use]
-pub fn path() -> Option<PathBuf> {
+fn path() -> Option<PathBuf> {
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let runtime = named.or_else(|| {
         // SAFETY: the call has no preconditions.
@@ -30,10 +29,17 @@ pub fn path() -> Option<PathBuf> {
     Some(runtime.join("nobounce"))
 }
 
-/// The live folder, created if need be. `None` if it cannot be, or if others could look into it.
+/// The live folder, created if need be. `None` if it cannot be, or if it is not private.
 pub(crate) fn create() -> Option<PathBuf> {
+    let _ = DirBuilder::new().mode(0o700).create(path()?); // may exist
+    existing()
+}
+
+/// The live folder, if there is one that belongs to this user and that no other can read. A link to
+/// another folder is none.
+#[must_use]
+pub fn existing() -> Option<PathBuf> {
     let folder = path()?;
-    let _ = DirBuilder::new().mode(0o700).create(&folder); // may exist
     let found = fs::symlink_metadata(&folder).ok()?;
     // SAFETY: the call has no preconditions.
     let user = unsafe { libc::geteuid() };
@@ -68,29 +74,37 @@ fn whole_file() -> libc::flock {
     lock
 }
 
-/// Removes the files of devices that ended long ago, and of the oldest if there are many.
+/// Renames the markers of killed processes (`.dead`), and removes the files of devices that ended
+/// long ago, and of the oldest if there are many. `folder` is [`existing`].
 pub fn prune(folder: &Path) {
     let mut ended: Vec<(SystemTime, PathBuf)> = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        let kind = path.extension().and_then(OsStr::to_str);
-        let last = match kind {
-            Some("json") => path.clone(),
+        match path.extension().and_then(OsStr::to_str) {
+            // `part`: left by a process that was killed while it wrote its report.
+            Some("json" | "dead" | "part") => {
+                let time = fs::symlink_metadata(&path).and_then(|found| found.modified());
+                ended.extend(time.ok().map(|time| (time, path)));
+            }
             // Opening a marker of this process and closing it would end its lock.
-            Some("open") if !is_ours(&path) && !is_alive(&path) => path.with_extension("live"),
-            // Left by a process that was killed while it wrote its report.
-            Some("part") => path.clone(),
-            _ => continue,
-        };
-        let time = fs::metadata(&last).or_else(|_| fs::metadata(&path)).and_then(|found| found.modified());
-        ended.extend(time.ok().map(|time| (time, path)));
+            Some("open") if !is_ours(&path) && !is_alive(&path) => {
+                let dead = path.with_extension("dead");
+                // Its age counts from now: stores through a mapping do not change a file's time.
+                if fs::rename(&path, &dead).is_ok()
+                    && let Ok(file) = File::open(&dead)
+                {
+                    let _ = file.set_modified(SystemTime::now()); // it would go earlier
+                }
+            }
+            _ => {}
+        }
     }
     ended.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
     let is_old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > KEPT);
     for (_, path) in
         ended.iter().enumerate().filter(|(n, (time, _))| *n >= MOST_KEPT || is_old(time)).map(|(_, one)| one)
     {
-        for kind in ["live", "json", "part", "open"] {
+        for kind in ["live", "json", "part", "dead"] {
             let _ = fs::remove_file(path.with_extension(kind)); // most do not exist
         }
     }

@@ -28,7 +28,7 @@ pub(crate) struct Report {
     head: String,
     written: AtomicBool,
     /// The marker of the live folder, with a lock that ends with the process.
-    _locked: Option<File>,
+    locked: Option<File>,
 }
 
 impl Report {
@@ -72,7 +72,7 @@ impl Report {
                 Ok(mut file) => {
                     writeln!(file, "{{{head}}}")?;
                     let locked = if lock { Some(live_folder::lock(file)?) } else { None };
-                    return Ok(Self { marker, head, written: AtomicBool::new(false), _locked: locked });
+                    return Ok(Self { marker, head, written: AtomicBool::new(false), locked });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -83,9 +83,20 @@ impl Report {
 
     /// The device's snapshot file; `None` if it cannot be created.
     pub(crate) fn snapshots(&self) -> Option<Snapshots> {
-        Snapshots::create(&self.marker.with_extension("live"))
-            .inspect_err(|error| tracing::warn!("no totals will survive if the process is killed: {error}"))
-            .ok()
+        let live = self.marker.with_extension("live");
+        Snapshots::create(&live).inspect_err(|error| self.without_snapshots(error, &live)).ok()
+    }
+
+    fn without_snapshots(&self, error: &io::Error, live: &Path) {
+        if self.locked.is_none() {
+            tracing::warn!("no totals will survive if the process is killed: {error}");
+            return;
+        }
+        // Live counters that never change would mislead.
+        tracing::debug!("no live counters: {error}");
+        self.written.store(true, Ordering::Relaxed);
+        let _ = fs::remove_file(live); // may not exist
+        let _ = fs::remove_file(&self.marker);
     }
 
     /// Writes the report, once.

@@ -143,7 +143,7 @@ impl Device {
         };
         let reports = Report::all(local);
         let files: Vec<_> = reports.iter().filter_map(Report::snapshots).collect();
-        let keeper = (!files.is_empty()).then(|| Keeper::new(files));
+        let keeper = (!files.is_empty()).then(|| Keeper::new(files, totals::head(local)));
         let engines = Arc::new(EngineSet::new(link, (maker, engines), mode, joint, keeper)?);
         let ending = Ending::new(engines.clone(), reports);
         let (counts, next_id) = (ObjectCounts::default(), AtomicU32::new(1));
