@@ -30,6 +30,14 @@ pub(crate) fn engine_threads() -> (u64, u64) {
     sum
 }
 
+/// Wake-ups of the engine threads and their nanoseconds of CPU within one window.
+fn window() -> (u64, u64) {
+    let before = engine_threads();
+    std::thread::sleep(idle_for());
+    let after = engine_threads();
+    (after.0 - before.0, after.1 - before.1)
+}
+
 #[test]
 fn an_idle_device_is_left_asleep() {
     for (number, progress) in [Progress::Thread, Progress::Caller].into_iter().enumerate() {
@@ -42,15 +50,13 @@ fn an_idle_device_is_left_asleep() {
             a.post(Operation::Write(b.remote(0)), 0, 64);
             a.succeed(1);
         }
-        // Covers the last spins, and in `caller` mode the time until the thread knows that the
-        // application does not poll.
-        std::thread::sleep(Duration::from_millis(100));
-        let before = engine_threads();
-        std::thread::sleep(idle_for());
-        let after = engine_threads();
-        let (times, ran) = (after.0 - before.0, after.1 - before.1);
-        println!("{progress:?}: {times} wake-ups, {ran} ns of CPU in {:?}", idle_for());
-        // Both devices publish their counters once after the last packet.
-        assert!(times <= 8, "{progress:?}: {times} wake-ups, {ran} ns of CPU in {:?}", idle_for());
+        // The first windows may hold the last spins, the last publication of counters and, in
+        // `caller` mode, the time until the thread knows that the application does not poll.
+        let mut windows = vec![window()];
+        while windows.len() < 5 && windows.last() != Some(&(0, 0)) {
+            windows.push(window());
+        }
+        println!("{progress:?}: (wake-ups, ns of CPU) {windows:?} in {:?} each", idle_for());
+        assert_eq!(windows.last(), Some(&(0, 0)), "{progress:?}: {windows:?} in {:?} each", idle_for());
     }
 }
