@@ -90,6 +90,17 @@ fn counters_are_published_while_a_device_is_open_and_kept_after_it() {
 }
 
 #[test]
+fn a_marker_that_its_process_has_yet_to_lock_is_left_alone() {
+    let runtime = runtime("begun");
+    std::fs::write(runtime.join("1-0.open"), "").unwrap();
+    std::fs::write(runtime.join("1-1.open"), "{}").unwrap();
+    live_folder::prune(&runtime);
+    assert_eq!(named(&runtime, "open"), [runtime.join("1-0.open")]);
+    assert_eq!(named(&runtime, "dead"), [runtime.join("1-1.dead")]);
+    std::fs::remove_dir_all(runtime).unwrap();
+}
+
+#[test]
 fn traffic_needs_no_runtime_directory() {
     for what in ["absent", "a file", "of others"] {
         let runtime = runtime(&what.replace(' ', "-"));

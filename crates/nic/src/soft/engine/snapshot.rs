@@ -38,8 +38,14 @@ impl Snapshots {
     /// Creates the file.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let file = private_file::options().read(true).create_new(true).open(path)?;
+        Self::map(&file).inspect_err(|_| {
+            let _ = std::fs::remove_file(path); // the first error is the one to tell
+        })
+    }
+
+    fn map(file: &File) -> io::Result<Self> {
         let len = 2 * SNAPSHOT_PLACE;
-        allocate(&file, len)?;
+        allocate(file, len)?;
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         // SAFETY: a new mapping of a file of this length, at an address that the kernel chooses.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, file.as_raw_fd(), 0) };

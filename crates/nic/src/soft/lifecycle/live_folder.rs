@@ -47,11 +47,11 @@ pub fn existing() -> Option<PathBuf> {
 }
 
 /// Locks a marker until this process ends. A forked child does not have the lock.
-pub(crate) fn lock(marker: File) -> io::Result<File> {
+pub(crate) fn lock(marker: &File) -> io::Result<()> {
     let lock = whole_file();
     // SAFETY: a descriptor, and a description of the lock that lives during the call.
     match unsafe { libc::fcntl(marker.as_raw_fd(), libc::F_SETLK, &raw const lock) } {
-        0 => Ok(marker),
+        0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -80,12 +80,12 @@ pub fn prune(folder: &Path) {
     let mut ended: Vec<(SystemTime, PathBuf)> = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
+        let Ok(found) = fs::symlink_metadata(&path) else { continue };
         match path.extension().and_then(OsStr::to_str) {
             // `part`: left by a process that was killed while it wrote its report.
-            Some("json" | "dead" | "part") => {
-                let time = fs::symlink_metadata(&path).and_then(|found| found.modified());
-                ended.extend(time.ok().map(|time| (time, path)));
-            }
+            Some("json" | "dead" | "part") => ended.extend(found.modified().ok().map(|time| (time, path))),
+            // Empty: its process has yet to lock it, or was killed before it could.
+            Some("open") if found.len() == 0 => ended.extend(found.modified().ok().map(|time| (time, path))),
             // Opening a marker of this process and closing it would end its lock.
             Some("open") if !is_ours(&path) && !is_alive(&path) => {
                 let dead = path.with_extension("dead");
@@ -104,7 +104,7 @@ pub fn prune(folder: &Path) {
     for (_, path) in
         ended.iter().enumerate().filter(|(n, (time, _))| *n >= MOST_KEPT || is_old(time)).map(|(_, one)| one)
     {
-        for kind in ["live", "json", "part", "dead"] {
+        for kind in ["live", "json", "part", "dead", "open"] {
             let _ = fs::remove_file(path.with_extension(kind)); // most do not exist
         }
     }

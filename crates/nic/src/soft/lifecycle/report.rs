@@ -64,14 +64,19 @@ impl Report {
         // another name.
         for n in 0..MAX_REPORTS {
             let marker = folder.join(format!("{pid}-{n}.open"));
-            // The report of a device that this process has closed already.
-            if marker.with_extension("json").exists() {
+            // Left by a device that this process has closed, or by an earlier process of this ID.
+            if ["json", "live", "dead"].iter().any(|kind| marker.with_extension(kind).exists()) {
                 continue;
             }
             match private_file::options().create_new(true).open(&marker) {
                 Ok(mut file) => {
+                    // The text comes after the lock: an empty marker is no dead process's
+                    // (`live_folder::prune`).
+                    if lock {
+                        live_folder::lock(&file)?;
+                    }
                     writeln!(file, "{{{head}}}")?;
-                    let locked = if lock { Some(live_folder::lock(file)?) } else { None };
+                    let locked = lock.then_some(file);
                     return Ok(Self { marker, head, written: AtomicBool::new(false), locked });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -84,10 +89,10 @@ impl Report {
     /// The device's snapshot file; `None` if it cannot be created.
     pub(crate) fn snapshots(&self) -> Option<Snapshots> {
         let live = self.marker.with_extension("live");
-        Snapshots::create(&live).inspect_err(|error| self.without_snapshots(error, &live)).ok()
+        Snapshots::create(&live).inspect_err(|error| self.without_snapshots(error)).ok()
     }
 
-    fn without_snapshots(&self, error: &io::Error, live: &Path) {
+    fn without_snapshots(&self, error: &io::Error) {
         if self.locked.is_none() {
             tracing::warn!("no totals will survive if the process is killed: {error}");
             return;
@@ -95,8 +100,7 @@ impl Report {
         // Live counters that never change would mislead.
         tracing::debug!("no live counters: {error}");
         self.written.store(true, Ordering::Relaxed);
-        let _ = fs::remove_file(live); // may not exist
-        let _ = fs::remove_file(&self.marker);
+        let _ = fs::remove_file(&self.marker); // it is the user's to clean up otherwise
     }
 
     /// Writes the report, once.
