@@ -83,8 +83,8 @@ impl Mixed {
                 |gpu, offset, staging| {
                     let copier = staging.copiers.get(gpu.copier).ok_or(Nak::RemoteOperational)?;
                     let Some(chunk) = copier.take_fetch_chunk() else { return Ok(None) };
-                    let (work, memory, len) = (CopyWork::Fetch(IN_A_ROW), gpu.memory.clone(), piece.len);
-                    Ok(Some(copier.start(Job { work, memory, offset, len, chunk })))
+                    let work = CopyWork::Fetch { rows: IN_A_ROW, offset, len: piece.len };
+                    Ok(Some(copier.start(Job { work, memory: gpu.memory.clone(), chunk })))
                 },
             )?;
             match started.transpose()? {

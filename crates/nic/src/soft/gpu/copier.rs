@@ -45,17 +45,17 @@ const NAP: Duration = Duration::from_micros(10);
 /// How long deregistration waits for copies from and to the memory.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The purpose of a copy.
+/// Bytes of a memory, and the purpose of their copy.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CopyWork {
     /// Bytes to send, into these rows of a fetch chunk.
-    Fetch(Rows),
+    Fetch { rows: Rows, offset: usize, len: usize },
     /// Several pieces to send, each into rows of its own.
     Gather(Rows, Vec<GatherPart>),
     /// Received bytes, from the start of a place chunk.
-    Place,
+    Place { offset: usize, len: usize },
     /// Bytes that an atomic will change, to the start of a place chunk.
-    Look,
+    Look { offset: usize, len: usize },
 }
 
 /// A copy job.
@@ -63,9 +63,6 @@ pub(crate) enum CopyWork {
 pub(crate) struct Job {
     pub(crate) work: CopyWork,
     pub(crate) memory: Arc<GpuMemory>,
-    /// Unused for a gather, as is the length.
-    pub(crate) offset: usize,
-    pub(crate) len: usize,
     pub(crate) chunk: PinnedChunk,
 }
 
@@ -176,7 +173,7 @@ impl Copier {
     pub(crate) fn start(&self, job: Job) -> Copying {
         let answer = Arc::<CopyReply>::default();
         let queue = &self.queue.queue;
-        if matches!(job.work, CopyWork::Fetch(_) | CopyWork::Gather(..)) {
+        if matches!(job.work, CopyWork::Fetch { .. } | CopyWork::Gather(..)) {
             queue.fetches.fetch_add(1, Ordering::Relaxed);
         }
         let mut waiting = lock(&queue.waiting);
@@ -317,13 +314,15 @@ impl Worker {
             self.queue.posted.store(0, Ordering::Relaxed);
             std::mem::take(&mut waiting.jobs)
         };
-        for (Job { work, memory, offset, len, chunk }, answer) in jobs {
+        for (Job { work, memory, chunk }, answer) in jobs {
             let Engines { fetch, place } = &*self.engines;
             let (lane, started) = self.queue.inside.of(|| match work {
-                CopyWork::Fetch(rows) => (0, fetch.start_read_rows(&memory, offset, len, rows, chunk)),
+                CopyWork::Fetch { rows, offset, len } => {
+                    (0, fetch.start_read_rows(&memory, offset, len, rows, chunk))
+                }
                 CopyWork::Gather(rows, parts) => (0, fetch.start_gather(&memory, &parts, rows, chunk)),
-                CopyWork::Place => (1, place.start_write(&memory, offset, chunk, len)),
-                CopyWork::Look => (2, place.start_read(&memory, offset, len, chunk)),
+                CopyWork::Place { offset, len } => (1, place.start_write(&memory, offset, chunk, len)),
+                CopyWork::Look { offset, len } => (2, place.start_read(&memory, offset, len, chunk)),
             });
             let is_fetch = lane == 0;
             match started {

@@ -222,7 +222,7 @@ impl Staging {
         };
         let what = match room {
             ChunkSpace::Pinned(chunk) => {
-                let job = Job { work: CopyWork::Place, memory, offset, len: filled, chunk };
+                let job = Job { work: CopyWork::Place { offset, len: filled }, memory, chunk };
                 What::Copy(copier.start(job), copier)
             }
             ChunkSpace::Heap(bytes) => {
@@ -371,7 +371,7 @@ impl Staging {
                 if let Some(room) = chunk.get_mut() {
                     room[..len].copy_from_slice(&copy.bytes);
                 }
-                let job = Job { work: CopyWork::Place, memory, offset, len, chunk };
+                let job = Job { work: CopyWork::Place { offset, len }, memory, chunk };
                 let started = What::Copy(copier.start(job), copier);
                 self.steps[at].since = Instant::now();
                 let late = std::mem::replace(&mut self.steps[at].what, started);

@@ -166,14 +166,13 @@ impl LateChange {
         if self.target.changes_at_once() {
             return Some(self.change_now());
         }
-        let copy = |work, chunk| {
-            copier.start(Job { work, memory: gpu.memory.clone(), offset: self.offset, len: 8, chunk })
-        };
+        let (offset, len) = (self.offset, size_of::<u64>());
+        let copy = |work, chunk| copier.start(Job { work, memory: gpu.memory.clone(), chunk });
         loop {
             match &mut self.state {
                 Changing::Waits => {
                     let (alone, chunk) = (Alone::take()?, copier.take_place_chunk()?);
-                    self.state = Changing::Looks(alone, copy(CopyWork::Look, chunk));
+                    self.state = Changing::Looks(alone, copy(CopyWork::Look { offset, len }, chunk));
                 }
                 Changing::Looks(_, copying) => {
                     let mut chunk = match copying.take()? {
@@ -187,7 +186,7 @@ impl LateChange {
                     };
                     let Some(new) = self.change.of(before) else { return Some(Ok((self.psn, before))) };
                     room[..8].copy_from_slice(&new.to_ne_bytes());
-                    let copying = copy(CopyWork::Place, chunk);
+                    let copying = copy(CopyWork::Place { offset, len }, chunk);
                     let Changing::Looks(alone, _) = std::mem::replace(&mut self.state, Changing::Waits)
                     else {
                         return None;
