@@ -25,6 +25,20 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// Bytes that were moved, or a rate: three digits and a decimal unit, as the bench's.
+pub(crate) fn decimal(mut value: f64) -> String {
+    let mut unit = "B";
+    for next in ["kB", "MB", "GB", "TB"] {
+        if value < 999.5 {
+            break;
+        }
+        value /= 1000.0;
+        unit = next;
+    }
+    let digits = if unit == "B" || value >= 99.95 { 0 } else { usize::from(value < 9.995) + 1 };
+    format!("{value:.digits$} {unit}")
+}
+
 /// One `--size` argument: a size, or a range walked in powers of two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sizes(pub(crate) Vec<u64>);
@@ -139,5 +153,11 @@ mod tests {
         let shown = [0, 8, 1023, 1024, 1536, 65536, 1 << 20, 8 << 20, 1 << 31].map(|n| Bytes(n).to_string());
         let wanted = ["0 B", "8 B", "1023 B", "1 KiB", "1.5 KiB", "64 KiB", "1 MiB", "8 MiB", "2 GiB"];
         assert_eq!(shown, wanted);
+    }
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let shown = [0.0, 999.0, 1e3, 65_536.0, 999_499.0, 999_500.0, 327_680_000.0].map(decimal);
+        assert_eq!(shown, ["0 B", "999 B", "1.00 kB", "65.5 kB", "999 kB", "1.00 MB", "328 MB"]);
     }
 }

@@ -46,6 +46,8 @@ pub(crate) struct Device {
     pub(crate) state: State,
     pub(crate) pid: u32,
     pub(crate) program: String,
+    /// Its name: `nb0`, `nb1`, ...
+    pub(crate) device: String,
     pub(crate) address: String,
     /// When it was opened, in seconds since 1970.
     pub(crate) since: u64,
@@ -76,6 +78,30 @@ impl Device {
         Some(Self { id, state, ..device })
     }
 
+    /// Adds the traffic of another device.
+    pub(crate) fn add(&mut self, other: Self) {
+        for (to, from) in [(&mut self.r#in, other.r#in), (&mut self.out, other.out)] {
+            for (path, moved) in from {
+                let sum = to.entry(path).or_default();
+                sum.bytes += moved.bytes;
+                sum.operations += moved.operations;
+            }
+        }
+        for (name, count) in other.errors {
+            *self.errors.entry(name).or_default() += count;
+        }
+        for (to, from) in
+            [(&mut self.staged_reason, other.staged_reason), (&mut self.udp_reason, other.udp_reason)]
+        {
+            for reason in from {
+                if !to.contains(&reason) {
+                    to.push(reason);
+                }
+            }
+        }
+        self.retransmissions += other.retransmissions;
+    }
+
     /// Bytes of one direction on all paths.
     pub(crate) fn bytes(direction: &BTreeMap<String, Moved>) -> u64 {
         direction.values().map(|moved| moved.bytes).sum()
@@ -98,7 +124,7 @@ impl Device {
             self.errors.iter().map(|(reason, count)| json!({ "reason": reason, "count": count })).collect();
         let link = |name: &str| json!({ "out": self.link(&format!("{name}_tx_bytes")), "in": self.link(&format!("{name}_rx_bytes")) });
         json!({
-            "id": self.id, "pid": self.pid, "command": self.program, "device": "nb0", "address": self.address,
+            "id": self.id, "pid": self.pid, "command": self.program, "device": self.device, "address": self.address,
             "state": self.state, "since": self.since, "out": self.out, "in": self.r#in,
             "links": { "shm": link("shm"), "udp": link("udp") }, "retransmissions": self.retransmissions,
             "dropped": self.packets_dropped, "errors": errors, "staged_reasons": self.staged_reason,

@@ -64,10 +64,10 @@ mod tests {
     fn devices_are_read_with_their_state() {
         let folder = std::env::temp_dir().join(format!("nobounce-live-read-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
-        let head = r#"{"version": 1, "pid": 7, "program": "a", "address": "127.0.0.1", "since": 5}"#;
+        let head = r#"{"version": 1, "pid": 7, "program": "a", "device": "nb0", "address": "127.0.0.1", "since": 5}"#;
         // No process holds a lock on it.
         fs::write(folder.join("7-0.open"), head).unwrap();
-        let report = r#"{"version": 1, "pid": 8, "program": "b", "address": "::1", "since": 6,
+        let report = r#"{"version": 1, "pid": 8, "program": "b", "device": "nb1", "address": "::1", "since": 6,
             "out": {"cpu": {"bytes": 5, "operations": 1}}, "errors": {"RemoteAccess": 2}, "unknown": [1]}"#;
         fs::write(folder.join("8-0.json"), report).unwrap();
         fs::write(folder.join("8-0.open"), head).unwrap();

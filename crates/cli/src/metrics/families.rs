@@ -6,7 +6,7 @@ use crate::live::{Device, State};
 /// Counters of the link that mean a lost packet.
 const LOST: &str = "_lost_";
 
-/// The metrics of these devices; with those of node_exporter's InfiniBand collector if asked for.
+/// The metrics of these devices; with those of node_exporter's InfiniBand collector too, if wanted.
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
 pub(super) fn of(devices: &[Device], node_names: bool) -> Vec<Family> {
     let gauge = |name, help, value: fn(&Device) -> f64| each(devices, name, help, Kind::Gauge, value);
@@ -46,7 +46,7 @@ pub(super) fn of(devices: &[Device], node_names: bool) -> Vec<Family> {
 
 fn labels(device: &Device) -> Vec<(&'static str, String)> {
     vec![
-        ("device", "nb0".to_owned()),
+        ("device", device.device.clone()),
         ("address", device.address.clone()),
         // A process may have several devices.
         ("id", device.id.clone()),
@@ -116,7 +116,7 @@ fn errors(devices: &[Device]) -> Family {
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
 fn node_families(devices: &[Device]) -> Vec<Family> {
     let port = |device: &Device, value| Sample {
-        labels: vec![("device", format!("nb0-{}", device.id)), ("port", "1".to_owned())],
+        labels: vec![("device", format!("{}-{}", device.device, device.id)), ("port", "1".to_owned())],
         value,
     };
     let sum = |name, help, kind, value: fn(&Device) -> u64| {
@@ -173,6 +173,7 @@ mod tests {
             id: "5-0".to_owned(),
             pid: 5,
             program: "ib_write_bw".to_owned(),
+            device: "nb0".to_owned(),
             address: "127.0.0.1".to_owned(),
             r#in: moved(10),
             out: moved(20),

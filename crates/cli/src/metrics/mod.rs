@@ -61,7 +61,7 @@ mod tests {
             let request = Request { path: path.to_owned(), accept: accept.to_owned(), ..Request::default() };
             match answer(&request, |format| format!("{format:?}")) {
                 Answer::Whole(status, kind, text) => (status, kind, String::from_utf8(text).unwrap()),
-                Answer::Events(_) => unreachable!("no stream is asked for"),
+                Answer::Events(_) => unreachable!("metrics are no stream"),
             }
         };
         assert_eq!(ask("/metrics", "*/*").2, "Prometheus");

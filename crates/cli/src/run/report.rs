@@ -11,9 +11,10 @@ use std::fs;
 use std::path::Path;
 
 use nobounce::nic::soft::last_snapshot;
-use serde::Deserialize;
 
 use super::copies;
+use crate::live::Device;
+use crate::size::decimal;
 
 /// Most refusals and errors in the last line; programs may try many things that no device has.
 const SAID_SHOWN: usize = 4;
@@ -23,28 +24,6 @@ const REASONS_SHOWN: usize = 2;
 
 /// Longest reason in the last line.
 const REASON_LEN: usize = 140;
-
-/// The report of one device. Missing fields count as zero.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Device {
-    /// By path, from the wire into memory.
-    r#in: BTreeMap<String, Moved>,
-    /// By path, from memory to the wire.
-    out: BTreeMap<String, Moved>,
-    staged_reason: Vec<String>,
-    udp_reason: Vec<String>,
-    retransmissions: u64,
-    errors: BTreeMap<String, u64>,
-}
-
-/// What went by one path.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Moved {
-    bytes: u64,
-    operations: u64,
-}
 
 /// All devices of a run together.
 #[derive(Debug, Default)]
@@ -100,32 +79,8 @@ pub(crate) fn read(folder: &Path) -> Totals {
     totals
 }
 
-impl Device {
-    fn add(&mut self, other: Self) {
-        for (to, from) in [(&mut self.r#in, other.r#in), (&mut self.out, other.out)] {
-            for (path, moved) in from {
-                let sum = to.entry(path).or_default();
-                sum.bytes += moved.bytes;
-                sum.operations += moved.operations;
-            }
-        }
-        for (name, count) in other.errors {
-            *self.errors.entry(name).or_default() += count;
-        }
-        for (to, from) in
-            [(&mut self.staged_reason, other.staged_reason), (&mut self.udp_reason, other.udp_reason)]
-        {
-            for reason in from {
-                if !to.contains(&reason) {
-                    to.push(reason);
-                }
-            }
-        }
-        self.retransmissions += other.retransmissions;
-    }
-}
-
 impl fmt::Display for Totals {
+    #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.devices == 0 && !self.said.is_empty() {
             f.write_str("no process opened a device")?;
@@ -155,7 +110,11 @@ impl fmt::Display for Totals {
                 .iter()
                 .filter(|(_, moved)| moved.bytes > 0)
                 .map(|(path, moved)| {
-                    format!("{} {path} in {}", size(moved.bytes), counted(moved.operations, "operation"))
+                    format!(
+                        "{} {path} in {}",
+                        decimal(moved.bytes as f64),
+                        counted(moved.operations, "operation")
+                    )
                 })
                 .collect();
             let moved = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
@@ -245,22 +204,6 @@ fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Three digits and a unit, decimal as the bench's.
-fn size(bytes: u64) -> String {
-    #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in ["kB", "MB", "GB", "TB"] {
-        if value < 999.5 {
-            break;
-        }
-        value /= 1000.0;
-        unit = next;
-    }
-    let digits = if unit == "B" || value >= 99.95 { 0 } else { usize::from(value < 9.995) + 1 };
-    format!("{value:.digits$} {unit}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,11 +265,5 @@ mod tests {
             ..Totals::default()
         };
         assert_eq!(totals.details(), [format!("staged: {long}")]);
-    }
-
-    #[test]
-    fn sizes_have_three_digits() {
-        let shown = [0, 999, 1000, 65_536, 999_499, 999_500, 327_680_000].map(size);
-        assert_eq!(shown, ["0 B", "999 B", "1.00 kB", "65.5 kB", "999 kB", "1.00 MB", "328 MB"]);
     }
 }

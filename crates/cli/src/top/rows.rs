@@ -116,6 +116,7 @@ pub(super) mod tests {
             pid: 5,
             state,
             program: program.to_owned(),
+            device: "nb0".to_owned(),
             address: "127.0.0.1".to_owned(),
             out: [(path.to_owned(), Moved { bytes, operations: 1 })].into(),
             engine_cpu_ns: bytes,

@@ -8,6 +8,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::rows::{Order, Row};
 use crate::live::{Device, State};
+use crate::size::decimal;
 
 /// What the keys have set.
 #[derive(Clone, Debug, Default)]
@@ -20,36 +21,22 @@ pub(super) struct Choices {
     pub(super) ended: bool,
 }
 
-const HEAD: [&str; 11] =
-    ["PID", "PROGRAM", "STATE", "OUT/s", "IN/s", "OUT", "IN", "PATHS", "RETR", "ERR", "CPU"];
-
-/// Bytes in the unit that fits.
-pub(super) fn bytes(count: f64) -> String {
-    let units = ["B", "kB", "MB", "GB", "TB"];
-    let mut value = count;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < units.len() {
-        (value, unit) = (value / 1000.0, unit + 1);
-    }
-    if unit == 0 || value >= 99.95 {
-        format!("{value:.0} {}", units[unit])
-    } else {
-        format!("{value:.1} {}", units[unit])
-    }
-}
+const HEAD: [&str; 12] =
+    ["PID", "PROGRAM", "DEV", "STATE", "OUT/s", "IN/s", "OUT", "IN", "PATHS", "RETR", "ERR", "CPU"];
 
 /// The cells of a row.
 #[allow(clippy::cast_precision_loss, reason = "figures for people")]
-pub(super) fn cells(row: &Row) -> [String; 11] {
+pub(super) fn cells(row: &Row) -> [String; 12] {
     let device = &row.device;
     [
         device.pid.to_string(),
         nobounce_topology::clean(&device.program),
+        device.device.clone(),
         device.state.name().to_owned(),
-        bytes(row.out_bytes_per_s),
-        bytes(row.in_bytes_per_s),
-        bytes(Device::bytes(&device.out) as f64),
-        bytes(Device::bytes(&device.r#in) as f64),
+        decimal(row.out_bytes_per_s),
+        decimal(row.in_bytes_per_s),
+        decimal(Device::bytes(&device.out) as f64),
+        decimal(Device::bytes(&device.r#in) as f64),
         row.paths(),
         device.retransmissions.to_string(),
         device.errors.values().sum::<u64>().to_string(),
@@ -96,7 +83,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, rows: &[Row], choices: &Choices) {
         };
         TableRow::new(cells(row).map(Cell::from)).style(style)
     });
-    let widths = [8, 18, 7, 10, 10, 10, 10, 22, 6, 6, 6].map(Constraint::Length);
+    let widths = [8, 16, 4, 7, 10, 10, 10, 10, 22, 6, 6, 6].map(Constraint::Length);
     let header = TableRow::new(HEAD.map(Cell::from)).style(bold);
     frame.render_widget(Table::new(lines, widths).header(header).column_spacing(1), table);
     let text: Vec<Line<'_>> = reasons.into_iter().take(6).map(Line::from).collect();
@@ -109,8 +96,8 @@ fn title(rows: &[Row], choices: &Choices) -> Line<'static> {
         rows.iter().fold((0.0, 0.0), |sum, row| (sum.0 + row.out_bytes_per_s, sum.1 + row.in_bytes_per_s));
     let mut text = format!(
         "nobounce: {live} live, out {}/s, in {}/s; sorted by {}",
-        bytes(out),
-        bytes(inward),
+        decimal(out),
+        decimal(inward),
         choices.order.name()
     );
     if choices.typing || !choices.filter.is_empty() {
@@ -130,7 +117,7 @@ pub(super) fn plain(rows: &[Row]) -> String {
     if rows.is_empty() {
         return "no device is open, and none ended in the last minutes\n".to_owned();
     }
-    let lines: Vec<[String; 11]> =
+    let lines: Vec<[String; 12]> =
         std::iter::once(HEAD.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
@@ -175,14 +162,5 @@ mod tests {
     fn a_table() {
         insta::assert_snapshot!(plain(&some_rows()));
         assert_eq!(plain(&[]), "no device is open, and none ended in the last minutes\n");
-    }
-
-    #[test]
-    fn units() {
-        for (count, text) in
-            [(0.0, "0 B"), (999.0, "999 B"), (1000.0, "1.0 kB"), (999_900.0, "1.0 MB"), (123e9, "123 GB")]
-        {
-            assert_eq!(bytes(count), text);
-        }
     }
 }

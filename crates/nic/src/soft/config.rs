@@ -212,6 +212,12 @@ impl Config {
         list.split(',').map(|addr| resolve_addr(addr.trim())).collect()
     }
 
+    /// The name of the device at an address: `nb0`, `nb1`, ... by its place in `NOBOUNCE_ADDR`.
+    pub fn device_name(addr: IpAddr) -> String {
+        let place = Self::addrs_from_env().ok().and_then(|all| all.iter().position(|one| *one == addr));
+        format!("nb{}", place.unwrap_or(0))
+    }
+
     /// The same with another address: an IP address, or the name of an interface.
     ///
     /// # Errors

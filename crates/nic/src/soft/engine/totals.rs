@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::qp::Status;
 
+use crate::soft::config::Config;
 use crate::soft::counters::{self, Counters};
 use crate::soft::engine::{Core, Engine};
 use crate::tally::{PathCounters, PathTotals, Tally};
@@ -94,9 +95,11 @@ pub(crate) fn so_far(local: IpAddr, totals: &Totals) -> String {
 /// The fields known at open.
 pub(crate) fn head(local: IpAddr) -> String {
     let (pid, program) = (std::process::id(), text(&program_name().to_string_lossy()));
+    let device = Config::device_name(local);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     format!(
-        "\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"address\": \"{local}\", \"since\": {since}"
+        "\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"device\": \"{device}\", \"address\": \"{local}\", \
+         \"since\": {since}"
     )
 }
 
