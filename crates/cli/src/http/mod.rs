@@ -92,9 +92,14 @@ impl Server {
     }
 }
 
-/// The request in these bytes, if it would be answered.
-pub(crate) fn parse(bytes: &[u8]) -> Option<Request> {
-    Request::parse(bytes).ok()
+/// The answer to the request in these bytes, at this address.
+pub(crate) fn respond(bytes: &[u8], addr: SocketAddr, answer: &dyn Fn(&Request) -> Answer) -> Answer {
+    match Request::parse(bytes) {
+        Ok(request) if is_for_us(&request, addr) => answer(&request),
+        Ok(_) => Answer::error(421, "the Host header names another machine"),
+        Err(Refused::Method) => Answer::error(405, "only GET is answered"),
+        Err(Refused::Malformed) => Answer::error(400, "not an HTTP request"),
+    }
 }
 
 struct Counted(Arc<AtomicUsize>);
@@ -115,12 +120,7 @@ fn serve(
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.set_nodelay(true)?;
     let answered = match read(&mut stream)? {
-        Some(bytes) => match Request::parse(&bytes) {
-            Ok(request) if is_for_us(&request, addr) => answer(&request),
-            Ok(_) => Answer::error(421, "the Host header names another machine"),
-            Err(Refused::Method) => Answer::error(405, "only GET is answered"),
-            Err(Refused::Malformed) => Answer::error(400, "not an HTTP request"),
-        },
+        Some(bytes) => respond(&bytes, addr, answer),
         None => Answer::error(431, "the request is too long"),
     };
     match answered {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-const HTML: &str = include_str!("page/index.html");
+pub(super) const HTML: &str = include_str!("page/index.html");
 pub(super) const STYLE: &str = include_str!("page/page.css");
 
 /// The modules of the script: each imports from earlier ones only.
@@ -29,11 +29,6 @@ pub(super) const HEADERS: &str = "Content-Security-Policy: default-src 'none'; s
 pub(super) fn script() -> String {
     let lines = MODULES.iter().flat_map(|module| module.lines()).filter(|line| !line.starts_with("import "));
     lines.map(|line| format!("{}\n", line.strip_prefix("export ").unwrap_or(line))).collect()
-}
-
-/// The page for the server.
-pub(super) fn served() -> String {
-    HTML.to_owned()
 }
 
 /// The page with its data, in one file. The nonce lets its own script run and no other.

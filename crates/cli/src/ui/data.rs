@@ -52,6 +52,8 @@ const NOT_DRAWN: [&str; 2] = ["samples", "counted"];
 #[derive(Debug)]
 pub(super) struct Data {
     facts: Facts,
+    /// What the page calls the machine of these facts.
+    label: String,
     /// Whether a report has the devices of this machine: they have addresses and names of programs.
     live: bool,
     bench: Vec<(String, Value)>,
@@ -71,14 +73,20 @@ impl Data {
             facts = facts.redacted();
         }
         let bench = shown.bench.iter().map(|path| bench_file(path)).collect::<anyhow::Result<_>>()?;
-        let source = &shown.source;
-        let is_here = source.facts.is_none() && source.root.is_none() && source.example.is_none();
-        Ok(Self { facts, live: is_here && !shown.anonymous, bench })
+        let doctor::args::Source { facts: file, root, example, .. } = &shown.source;
+        let label = match (file.as_ref().or(root.as_ref()), example) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(name)) => format!("Example: {name}"),
+            (None, None) => "This machine".to_owned(),
+        };
+        let is_here = file.is_none() && root.is_none() && example.is_none();
+        Ok(Self { facts, label, live: is_here && !shown.anonymous, bench })
     }
 
     /// The data of a known machine.
     pub(super) fn example() -> Option<Self> {
-        Some(Self { facts: machines::machine("dgx-h100")?, live: false, bench: Vec::new() })
+        let facts = machines::machine("dgx-h100")?;
+        Some(Self { facts, label: "Example: dgx-h100".to_owned(), live: false, bench: Vec::new() })
     }
 
     /// The devices of this machine, for a report.
@@ -97,7 +105,8 @@ impl Data {
         };
         let mut found = doctor::json(facts)?;
         found["name"] = json!(name);
-        found["machines"] = json!([&[THIS][..], &machines::NAMES].concat());
+        let known = machines::NAMES.iter().map(|name| (*name, format!("Example: {name}")));
+        found["machines"] = json!([(THIS, self.label.clone())].into_iter().chain(known).collect::<Vec<_>>());
         Ok(found)
     }
 

@@ -64,7 +64,7 @@ function sizeSlider() {
 }
 
 function servedControls(machines) {
-  const base = select({ name: 'machine' }, machines.map(m => [m, m === 'this' ? 'this machine' : m]), expect.base);
+  const base = select({ name: 'machine' }, machines, expect.base);
   base.addEventListener('change', () => { expect.base = base.value; ask(); });
   const make = ([name, label, options]) => {
     const control = select({ name }, [['', 'as found'], ...options], '');

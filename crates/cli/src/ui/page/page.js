@@ -9,7 +9,7 @@ import { startLive } from './live.js';
 const tabs = [...document.querySelectorAll('[role=tab]')];
 const panelOf = id => document.getElementById(`panel-${id}`);
 const started = {};
-let machines = ['this'], currentMachine = 'this', ready = null;
+let machines = [['this', 'This machine']], currentMachine = 'this', ready = null;
 
 function openTab(id, focus) {
   const tab = tabs.find(t => t.dataset.tab === id) || tabs[0];
@@ -77,7 +77,7 @@ async function loadMachine(name) {
       const when = embedded.created ? new Date(embedded.created * 1000).toLocaleString() : '';
       put(bar, h('span', { className: 'muted' }, ['Report', data.doctor.host, when].filter(Boolean).join(', ')));
     } else if (!bar.querySelector('select')) {
-      const control = select({ id: 'machine-choice', 'aria-label': 'Machine to show' }, machines.map(m => [m, m === 'this' ? 'This machine' : `Example: ${m}`]), currentMachine);
+      const control = select({ id: 'machine-choice', 'aria-label': 'Machine to show' }, machines, currentMachine);
       control.addEventListener('change', () => loadMachine(control.value));
       put(bar, control);
     }
