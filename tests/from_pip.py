@@ -1,4 +1,5 @@
 """Packages from pip for one test, cached below the target folder."""
+import json
 import os
 import shutil
 import subprocess
@@ -15,16 +16,19 @@ def _folder(name):
 def _cached(folder, commands):
     """Runs the commands once; ends the test as waived where one of them fails."""
     done = os.path.join(folder, ".complete")
+    wanted = json.dumps(commands)
     if os.path.exists(done):
-        return
+        with open(done) as file:
+            if file.read() == wanted:
+                return
     shutil.rmtree(folder, ignore_errors=True)
     for command in commands:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if ran.returncode != 0:
             print(f"waived: {' '.join(command[1:6])}: {(ran.stderr + ran.stdout).strip().splitlines()[-1:]}")
             sys.exit(WAIVED)
-    with open(done, "w"):
-        pass
+    with open(done, "w") as file:
+        file.write(wanted)
 
 
 def installed(name, packages):
