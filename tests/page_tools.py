@@ -125,7 +125,7 @@ class Tools(unittest.TestCase):
         opened = {one["id"]: one["since"] for one in live}
         self.assertEqual({one["id"]: one["since"] for one in self.top() if one["state"] == "live"}, opened)
         table = output("top", "--once", XDG_RUNTIME_DIR=self.runtime)
-        self.assertRegex(table, r"^PID +PROGRAM +STATE +OUT/s +IN/s")
+        self.assertRegex(table, r"^PID +PROGRAM +DEV +STATE +OUT/s +IN/s")
         self.assertEqual(table.count("ib_write_bw"), 4)
         without = subprocess.run([NOBOUNCE, "top"], capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
         self.assertNotEqual(without.returncode, 0)

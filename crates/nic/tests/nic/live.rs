@@ -17,7 +17,8 @@ fn runtime(name: &str) -> PathBuf {
 
 fn start(what: &str, runtime: &Path) -> Child {
     let test = "live::counters_are_published_while_a_device_is_open_and_kept_after_it";
-    child(test, what).env("XDG_RUNTIME_DIR", runtime).spawn().unwrap()
+    let addresses = "127.63.9.2,127.63.9.1";
+    child(test, what).env("XDG_RUNTIME_DIR", runtime).env("NOBOUNCE_ADDR", addresses).spawn().unwrap()
 }
 
 fn named(folder: &Path, ending: &str) -> Vec<PathBuf> {
@@ -62,6 +63,10 @@ fn counters_are_published_while_a_device_is_open_and_kept_after_it() {
     let mode = std::fs::metadata(&folder).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700, "others see nothing");
     assert_eq!(named(&folder, "open").len(), 2);
+    for marker in named(&folder, "open") {
+        let text = std::fs::read_to_string(&marker).unwrap();
+        assert!(text.contains("\"device\": \"nb1\", \"address\": \"127.63.9.1\""), "{text}");
+    }
     assert!(named(&folder, "open").iter().all(|marker| live_folder::is_alive(marker)));
     process.kill().unwrap();
     process.wait().unwrap();
