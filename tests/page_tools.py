@@ -226,3 +226,11 @@ class Tools(unittest.TestCase):
         terminal.type("\x03")
         code, after = terminal.ended()
         self.assertEqual((code, after), (0, terminal.before))
+
+    def test_top_restores_the_terminal_at_sigterm(self):
+        terminal = Terminal(self.runtime)
+        self.addCleanup(terminal.close)
+        terminal.shows("nobounce: ")
+        terminal.child.terminate()
+        code, after = terminal.ended()
+        self.assertEqual((code, after), (0, terminal.before))

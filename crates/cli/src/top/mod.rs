@@ -6,10 +6,14 @@ mod view;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::flag;
 
 use self::args::TopArgs;
 use self::view::Choices;
@@ -39,18 +43,22 @@ pub(crate) fn main(args: &TopArgs) -> anyhow::Result<ExitCode> {
     if !std::io::stdout().is_terminal() {
         bail!("standard output is no terminal; use nobounce top --once");
     }
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP] {
+        flag::register(signal, ended.clone()).context("cannot handle signals")?;
+    }
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
-    let ended = watch(&mut terminal);
+    let watched = watch(&mut terminal, &ended);
     ratatui::restore();
-    ended.map(|()| ExitCode::SUCCESS)
+    watched.map(|()| ExitCode::SUCCESS)
 }
 
-/// Draws until the user quits.
-fn watch(terminal: &mut ratatui::DefaultTerminal) -> anyhow::Result<()> {
+/// Draws until the user quits, or a signal says so.
+fn watch(terminal: &mut ratatui::DefaultTerminal, ended: &AtomicBool) -> anyhow::Result<()> {
     let mut choices = Choices::default();
     let (mut before, mut read_at) = (live::devices(), Instant::now());
     let mut shown = rows::rows(&before, &before, Duration::ZERO);
-    loop {
+    while !ended.load(Ordering::Relaxed) {
         let arranged = rows::arranged(shown.clone(), choices.order, &choices.filter, choices.ended);
         terminal.draw(|frame| view::draw(frame, &arranged, &choices))?;
         let left = INTERVAL.saturating_sub(read_at.elapsed());
@@ -69,6 +77,7 @@ fn watch(terminal: &mut ratatui::DefaultTerminal) -> anyhow::Result<()> {
             (before, read_at) = (now, Instant::now());
         }
     }
+    Ok(())
 }
 
 /// Handles a key; false ends the view.
