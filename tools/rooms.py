@@ -46,13 +46,13 @@ ROOMS = {
         ("more calls", {"host", "ipc", "kernel", "pointer"}),
     ],
     "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("run", {"run"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
-    "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "notice", "reserve"})],
+    "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "notice", "reserve"}), ("view", {"view", "own_view"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/vmm": [("interposed", {"driver", "lookup"})],
     "dropin/paths": [("view", {"view", "original", "copies"}), ("calls", {"calls"})],
     # Verbs objects hold each other by pointers that C programs follow in every direction.
     "dropin/ibverbs": [
-        ("border", {"device_log", "strings", "rates", "kernel", "sysfs", "unsupported"}),
+        ("border", {"view", "device_log", "strings", "rates", "kernel", "sysfs", "unsupported"}),
         ("devices", {"live", "convert", "device_list", "system"}),
         ("objects", {"ah", "attributes", "channel", "context", "cq", "cq_ex", "dm", "domain", "mr", "multicast", "mw", "pd", "poll", "port", "post", "qp", "qp_ex", "srq", "xrc"}),
         ("calls", {"async_event", "import", "qp_modify", "report"}), ("exports", {"export", "private"}),

@@ -4,6 +4,10 @@ pub mod endings;
 pub mod entry;
 pub mod log;
 pub mod notice;
+#[cfg(feature = "nic")]
+pub mod own_view;
 pub mod reserve;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "nic")]
+pub mod view;

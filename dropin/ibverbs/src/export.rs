@@ -7,7 +7,7 @@ use std::ffi::CStr;
 
 use crate::{
     ah, async_event, attributes, channel, context, cq, device_list, dm, import, kernel, mr, multicast, pd,
-    port, qp, qp_ex, qp_modify, rates, report, srq, strings, sysfs, system, unsupported,
+    port, qp, qp_ex, qp_modify, rates, report, srq, strings, sysfs, system, unsupported, view,
 };
 
 /// `$name@@$node` is `$function`. One that is `about` an object is the system's, if the object, its
@@ -140,7 +140,7 @@ export!("IBVERBS_1.1":
 );
 
 // A symbol of this library only: a program that wants it looks it up by name.
-export!("NOBOUNCE_1.0": @nobounce_report = report::report);
+export!("NOBOUNCE_1.0": @nobounce_report = report::report, @nobounce_view = view::view);
 export!("IBVERBS_1.5": about @ibv_get_pkey_index = port::get_pkey_index);
 export!("IBVERBS_1.6": about @ibv_qp_to_qp_ex = qp_ex::qp_to_qp_ex);
 export!("IBVERBS_1.7": about @ibv_reg_mr_iova = mr::reg_mr_iova);

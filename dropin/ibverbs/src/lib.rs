@@ -38,6 +38,7 @@ mod strings;
 mod sysfs;
 mod system;
 mod unsupported;
+mod view;
 mod xrc;
 
 use nobounce_dropin::{entry, log};

@@ -3,9 +3,9 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
-use crate::copies;
+use crate::{copies, original};
 
 /// No path is longer for the kernel.
 pub(crate) const PATH_MAX: usize = 4096;
@@ -29,11 +29,20 @@ const UNKNOWN: u8 = 0;
 const BUSY: u8 = 1;
 const NONE: u8 = 2;
 const READY: u8 = 3;
+/// The environment names none: libibverbs makes one when a path needs it.
+const TO_BE_MADE: u8 = 4;
+
+/// How long a thread waits while another one makes the folder: naps of a millisecond.
+const MOST_NAPS: u32 = 2_000;
 
 /// The path of a folder, copied from the environment: programs overwrite it (setproctitle does).
 pub(crate) struct Folder {
     variable: &'static CStr,
+    /// The state without the variable.
+    without: u8,
     state: AtomicU8,
+    /// The thread that makes the folder, and looks at the system's own folders meanwhile.
+    maker: AtomicI32,
     bytes: UnsafeCell<[u8; ROOT_MAX]>,
     length: UnsafeCell<usize>,
 }
@@ -43,14 +52,15 @@ pub(crate) struct Folder {
 unsafe impl Sync for Folder {}
 
 /// What stands for the root.
-static ROOT: Folder = Folder::new(c"NOBOUNCE_VIEW");
+static ROOT: Folder = Folder::new(c"NOBOUNCE_VIEW", TO_BE_MADE);
 /// Where the processes of a run leave their reports.
-pub(crate) static REPORT: Folder = Folder::new(c"NOBOUNCE_REPORT");
+pub(crate) static REPORT: Folder = Folder::new(c"NOBOUNCE_REPORT", NONE);
 
 impl Folder {
-    const fn new(variable: &'static CStr) -> Self {
+    const fn new(variable: &'static CStr, without: u8) -> Self {
         let (bytes, length) = (UnsafeCell::new([0; ROOT_MAX]), UnsafeCell::new(0));
-        Self { variable, state: AtomicU8::new(UNKNOWN), bytes, length }
+        let (state, maker) = (AtomicU8::new(UNKNOWN), AtomicI32::new(0));
+        Self { variable, without, state, maker, bytes, length }
     }
 
     /// Reads the environment, once.
@@ -61,20 +71,57 @@ impl Folder {
         // SAFETY: the name is a C string; the result of getenv stays valid while we copy, for this
         // runs before main.
         let named = unsafe { libc::getenv(self.variable.as_ptr()) };
+        if named.is_null() {
+            self.state.store(self.without, Ordering::Release);
+        } else {
+            // SAFETY: getenv returns a C string, and this caller alone is BUSY.
+            unsafe { self.set(CStr::from_ptr(named)) };
+        }
+    }
+
+    /// # Safety
+    /// The caller moved `state` to BUSY.
+    unsafe fn set(&self, path: &CStr) {
+        let path = path.to_bytes();
         let mut state = NONE;
-        if !named.is_null() {
-            // SAFETY: getenv returns a C string.
-            let named = unsafe { CStr::from_ptr(named) }.to_bytes();
-            if named.first() == Some(&b'/') && named.len() <= ROOT_MAX {
-                // SAFETY: this caller alone is BUSY.
-                unsafe {
-                    (&mut *self.bytes.get())[..named.len()].copy_from_slice(named);
-                    *self.length.get() = named.len();
-                }
-                state = READY;
+        if path.first() == Some(&b'/') && path.len() <= ROOT_MAX {
+            // SAFETY: as the caller promises, no other thread writes, and none reads before READY.
+            unsafe {
+                (&mut *self.bytes.get())[..path.len()].copy_from_slice(path);
+                *self.length.get() = path.len();
             }
+            state = READY;
         }
         self.state.store(state, Ordering::Release);
+    }
+
+    /// Has libibverbs make the folder, once. What that reads below /sys meanwhile is the system's.
+    #[cold]
+    fn make(&self) {
+        // SAFETY: the call cannot fail.
+        let thread = unsafe { libc::gettid() };
+        if self.state.compare_exchange(TO_BE_MADE, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            let mut naps = 0;
+            while self.state.load(Ordering::Acquire) == BUSY
+                && self.maker.load(Ordering::Relaxed) != thread
+                && naps < MOST_NAPS
+            {
+                // SAFETY: takes a number.
+                unsafe { libc::usleep(1000) };
+                naps += 1;
+            }
+            return;
+        }
+        self.maker.store(thread, Ordering::Relaxed);
+        // SAFETY: the calling thread's errno, restored below.
+        let errno = unsafe { *libc::__errno_location() };
+        match original::view() {
+            // SAFETY: this caller alone is BUSY.
+            Some(path) => unsafe { self.set(path) },
+            None => self.state.store(NONE, Ordering::Release),
+        }
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
     }
 
     pub(crate) fn get(&self) -> Option<&[u8]> {
@@ -84,6 +131,16 @@ impl Folder {
         // SAFETY: READY means that both are written and never written again.
         (self.state.load(Ordering::Acquire) == READY)
             .then(|| unsafe { &(&*self.bytes.get())[..*self.length.get()] })
+    }
+
+    /// The same, made if there is none.
+    fn get_or_make(&self) -> Option<&[u8]> {
+        let found = self.get();
+        if found.is_none() && matches!(self.state.load(Ordering::Acquire), TO_BE_MADE | BUSY) {
+            self.make();
+            return self.get();
+        }
+        found
     }
 }
 
@@ -172,7 +229,7 @@ no_path!(c_int isize *mut c_void);
 unsafe fn below_view(path: *const c_char, room: &mut Room) -> *const c_char {
     // SAFETY: as the caller promises.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
-    let Some(root) = is_shown(bytes).then(|| ROOT.get()).flatten() else { return path };
+    let Some(root) = is_shown(bytes).then(|| ROOT.get_or_make()).flatten() else { return path };
     if let Some(b"\0" | b"/\0") = bytes.strip_prefix(VERBS_DEVICES) {
         copies::note();
     }

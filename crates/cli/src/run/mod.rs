@@ -13,7 +13,6 @@ mod mounts;
 mod nccl_conf;
 mod report;
 mod scratch;
-mod view;
 
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -25,6 +24,7 @@ use nobounce::Config;
 use nobounce::nic::links::OpenError;
 use nobounce::nic::links::fault::FaultConfig;
 use nobounce::nic::soft::PortSpeed;
+use nobounce_dropin::view;
 
 use self::args::RunArgs;
 

@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null;
 
-use super::view::System;
+use nobounce_dropin::view::System;
 
 /// The namespace could not be made as wanted.
 #[derive(Debug, thiserror::Error)]

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use nobounce::nic::soft::{DeviceLimits, PortSpeed};
+use nobounce_nic::soft::{DeviceLimits, PortSpeed};
 
 /// Vendor and device IDs for programs that look for adapters they know. Neither is assigned: a real
 /// ID such as 0x1d0f would activate code for other hardware.
@@ -22,27 +22,34 @@ const MEMORY_PEERS: &str = "sys/kernel/mm/memory_peers";
 
 /// The real folders, from where the links to real devices go.
 #[derive(Debug)]
-pub(crate) struct System<'a> {
-    pub(crate) sys: &'a Path,
-    pub(crate) dev: &'a Path,
+pub struct System<'a> {
+    /// Where sysfs is mounted.
+    pub sys: &'a Path,
+    /// Where device files are.
+    pub dev: &'a Path,
 }
 
 impl System<'static> {
     /// Of this machine.
-    pub(crate) fn here() -> Self {
+    #[must_use]
+    pub fn here() -> Self {
         Self { sys: Path::new("/sys"), dev: Path::new("/dev") }
     }
 }
 
 impl System<'_> {
     /// Whether the machine has RDMA adapters.
-    pub(crate) fn has_adapters(&self) -> bool {
+    #[must_use]
+    pub fn has_adapters(&self) -> bool {
         fs::read_dir(self.sys.join("class/infiniband")).is_ok_and(|mut all| all.next().is_some())
     }
 }
 
 /// Writes the tree below `root`: one device for each address.
-pub(crate) fn make(root: &Path, addrs: &[IpAddr], speed: PortSpeed, system: &System<'_>) -> io::Result<()> {
+///
+/// # Errors
+/// A file or link cannot be created.
+pub fn make(root: &Path, addrs: &[IpAddr], speed: PortSpeed, system: &System<'_>) -> io::Result<()> {
     let class = root.join("sys/class/infiniband");
     let verbs = root.join("sys/class/infiniband_verbs");
     let nodes = root.join("dev/infiniband");
@@ -171,11 +178,11 @@ fn gid(addr: &IpAddr) -> String {
 }
 
 /// The interface that has the address. All of 127.0.0.0/8 belongs to loopback, listed or not.
-fn interface_of(addr: &IpAddr) -> Option<String> {
+pub(crate) fn interface_of(addr: &IpAddr) -> Option<String> {
     if addr.is_loopback() {
         return Some("lo".to_owned());
     }
-    nobounce::nic::interfaces::interface_of(*addr)
+    nobounce_nic::interfaces::interface_of(*addr)
 }
 
 #[cfg(test)]

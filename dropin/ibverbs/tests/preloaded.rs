@@ -1,0 +1,92 @@
+//! Both libraries preloaded, and no launcher: the files of sysfs are made at first use.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::{Folder, library, run, waived};
+
+/// Of the libraries that this test was built with.
+fn paths() -> PathBuf {
+    library().with_file_name("libnobounce_paths.so")
+}
+
+fn preloaded(runtime: &Path, program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env("LD_PRELOAD", format!("{}:{}", paths().display(), library().display()))
+        .env("XDG_RUNTIME_DIR", runtime)
+        .env("NOBOUNCE_ADDR", "127.41.0.61,127.41.0.62")
+        .env("NOBOUNCE_LOG", "error")
+        .env_remove("NOBOUNCE_VIEW")
+        .env_remove("NOBOUNCE_REPORT");
+    command
+}
+
+fn output(command: &mut Command) -> (String, Output) {
+    let ran = command.output().expect("the program starts");
+    (String::from_utf8_lossy(&ran.stdout).into_owned(), ran)
+}
+
+fn made(runtime: &Path) -> usize {
+    fs::read_dir(runtime).unwrap().count()
+}
+
+#[test]
+fn programs_find_the_devices() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("preloaded");
+    let runtime = folder.path().join("runtime");
+    fs::create_dir(&runtime).unwrap();
+    // Programs that do not look for devices make nothing.
+    let (text, ran) = output(&mut preloaded(&runtime, "realpath", &["/usr/bin", "/sys/class"]));
+    assert_eq!((text.as_str(), made(&runtime)), ("/usr/bin\n/sys/class\n", 0), "{ran:?}");
+    // Many at one time make one view.
+    let gid = ["/sys/class/infiniband/nb1/ports/1/gids/0"];
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let cat = || output(&mut preloaded(&runtime, "cat", &gid));
+        let all: Vec<_> = (0..8).map(|_| scope.spawn(cat)).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    for (text, ran) in all {
+        assert_eq!(text, "0000:0000:0000:0000:0000:ffff:7f29:003e\n", "{ran:?}");
+    }
+    assert_eq!(made(&runtime), 1);
+    let (text, ran) = output(&mut preloaded(&runtime, "ls", &["/dev/infiniband", "/sys/class/infiniband"]));
+    assert!(text.contains("uverbs0") && text.contains("nb1"), "{ran:?}");
+    let program = folder.compile_client("names");
+    let names = run(&mut preloaded(&runtime, program.to_str().unwrap(), &[]), 20);
+    let names = String::from_utf8(names.stdout).unwrap();
+    assert!(names.starts_with("nb0 uverbs0 /sys/class/infiniband_verbs/uverbs0 "), "{names}");
+}
+
+#[test]
+fn where_nothing_can_be_written_the_reason_is_said() {
+    if waived() {
+        return;
+    }
+    // SAFETY: the call has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return; // a mount namespace needs root
+    }
+    let folder = Folder::new("nothing");
+    // An address of its own: no other test has made this view.
+    let script = "for one in /dev/shm /tmp /var/tmp /run; do mount -t tmpfs -o ro none $one; done; \
+                  cat /sys/class/infiniband/nb0/node_type";
+    let libraries = format!("{}:{}", paths().display(), library().display());
+    let (text, ran) = output(
+        Command::new("unshare")
+            .args(["-m", "env", &format!("LD_PRELOAD={libraries}"), "NOBOUNCE_ADDR=127.41.0.63"])
+            .args(["NOBOUNCE_LOG=error", "sh", "-c", script])
+            .env("TMPDIR", folder.path().join("absent"))
+            .env_remove("XDG_RUNTIME_DIR")
+            .env_remove("NOBOUNCE_VIEW"),
+    );
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(text.is_empty() && said.contains("do not find nb0") && said.contains("/dev/shm"), "{ran:?}");
+}
