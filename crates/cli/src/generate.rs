@@ -38,12 +38,9 @@ fn man(command: &Command, folder: &Path) -> anyhow::Result<()> {
         fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))
     };
     write(command.clone(), "nobounce")?;
-    for sub in shown(command) {
-        let name = format!("nobounce-{}", sub.get_name());
-        write(
-            sub.clone().display_name(name.clone()).bin_name(format!("nobounce {}", sub.get_name())),
-            &name,
-        )?;
+    for (name, sub) in shown(command, "nobounce") {
+        let page = name.replace(' ', "-");
+        write(sub.clone().display_name(page.clone()).bin_name(name), &page)?;
     }
     Ok(())
 }
@@ -56,8 +53,15 @@ fn completions(command: &mut Command, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn shown(command: &Command) -> impl Iterator<Item = &Command> {
-    command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help")
+/// The commands below this one with their names, each before its own.
+fn shown<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)> {
+    let subs = command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help");
+    subs.flat_map(|sub| {
+        let name = format!("{name} {}", sub.get_name());
+        let below = shown(sub, &name);
+        std::iter::once((name, sub)).chain(below)
+    })
+    .collect()
 }
 
 /// The page docs/reference/cli.md.
@@ -65,19 +69,15 @@ fn reference(command: &Command) -> String {
     let mut text = String::from(
         "# Command line\n\nGenerated from the built-in help; `nobounce COMMAND --help` prints the same text.\n",
     );
-    for sub in shown(command) {
-        let _ = write!(text, "\n## nobounce {}\n\n", sub.get_name());
+    for (name, sub) in shown(command, "nobounce") {
+        let _ = write!(text, "\n## {name}\n\n");
         let about = sub.get_long_about().or_else(|| sub.get_about());
         if let Some(about) = about {
             let about = about.to_string();
             about.trim_end().lines().for_each(|line| wrap(&mut text, line));
             text.push('\n');
         }
-        let _ = writeln!(
-            text,
-            "```text\n{}\n```",
-            sub.clone().bin_name(format!("nobounce {}", sub.get_name())).render_usage()
-        );
+        let _ = writeln!(text, "```text\n{}\n```", sub.clone().bin_name(name).render_usage());
         let arguments: Vec<_> =
             sub.get_arguments().filter(|arg| !arg.is_hide_set() && arg.get_id() != "help").collect();
         if !arguments.is_empty() {

@@ -10,6 +10,7 @@
 //! ```text
 //! generate     man pages, completions
 //! ui  top  metrics   the page, the terminal, Prometheus
+//! cdi          containers on nb0
 //! run          other programs on nb0
 //! bench        measurements
 //! predict      what to expect
@@ -26,6 +27,7 @@
 //! | `doctor`, `predict` | commands on `nobounce-diagnose` and `nobounce-predict` |
 
 mod bench;
+mod cdi;
 mod doctor;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -63,6 +65,8 @@ enum Command {
     Bench(Box<bench::args::BenchArgs>),
 
     Run(run::args::RunArgs),
+
+    Cdi(cdi::args::CdiArgs),
 
     Doctor(Box<doctor::args::DoctorArgs>),
 
@@ -123,6 +127,7 @@ pub fn main() -> ExitCode {
 fn command(command: Command) -> anyhow::Result<ExitCode> {
     let verdict = match command {
         Command::Run(args) => return run::main(&args),
+        Command::Cdi(args) => return cdi::main(&args),
         Command::Doctor(args) => return doctor::main(&args),
         Command::Topo(args) => return doctor::topo(&args),
         Command::Predict(args) => return predict::main(&args),

@@ -6,6 +6,7 @@
 
 pub(crate) mod args;
 mod child;
+pub(crate) mod container;
 mod copies;
 mod dropin;
 mod environment;

@@ -1,0 +1,143 @@
+//! `nobounce cdi generate`.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write as _;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+
+use super::args::GenerateArgs;
+use super::spec::{Device, Edits, KIND, Mount, Spec};
+use crate::run::container;
+
+pub(super) fn main(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+    let dropin = container::dropin()?;
+    let spec = spec(args, &dropin)?;
+    let text = format!("{}\n", serde_json::to_string_pretty(&spec)?);
+    let Some(out) = &args.out else {
+        std::io::stdout().write_all(text.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    write(out, &text).with_context(|| format!("cannot write {}", out.display()))?;
+    let names: Vec<_> = spec.devices.iter().map(|device| format!("{KIND}={}", device.name)).collect();
+    println!("{}: {}", out.display(), names.join(", "));
+    // The file is right for a user who can read the libraries; say so if that is not everyone.
+    for problem in super::check::readable(&dropin) {
+        eprintln!("nobounce: {problem}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Renamed into place: an engine reads a complete file or none.
+fn write(out: &Path, text: &str) -> std::io::Result<()> {
+    if let Some(folder) = out.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    // Engines read files that end in .json or .yaml.
+    let mut partly = out.as_os_str().to_owned();
+    partly.push(format!(".{}", std::process::id()));
+    fs::write(&partly, text)?;
+    fs::rename(&partly, out).inspect_err(|_| {
+        let _ = fs::remove_file(&partly); // the first error is the one to tell
+    })
+}
+
+fn spec(args: &GenerateArgs, dropin: &Path) -> anyhow::Result<Spec> {
+    let addrs: Vec<&str> = args.addr.split(',').map(str::trim).collect();
+    for addr in &addrs {
+        check_name(addr)?;
+    }
+    if let Some(wrong) = args.env.iter().find(|set| !set.contains('=') || set.starts_with('=')) {
+        bail!("--env {wrong}: expected NAME=VALUE");
+    }
+    let inside =
+        args.container_path.to_str().filter(|path| path.starts_with('/') && !path.contains([' ', ':', ';']));
+    let inside = inside.with_context(|| {
+        format!(
+            "--container-path {}: expected an absolute path without spaces, colons and semicolons",
+            args.container_path.display()
+        )
+    })?;
+    let mount = Mount {
+        host_path: dropin.to_str().context("the path of the drop-in libraries is not UTF-8")?.to_owned(),
+        container_path: inside.to_owned(),
+        options: ["ro", "nosuid", "nodev", "rbind"].map(str::to_owned).to_vec(),
+    };
+    let device = |name: String, addrs: &[&str]| {
+        let is_local = |addr: &&str| addr.parse::<IpAddr>().is_ok_and(|addr| addr.is_loopback());
+        let set = container::variables(dropin, Path::new(inside), addrs.len(), addrs.iter().all(is_local));
+        let set = set.into_iter().map(|(name, value)| format!("{name}={value}"));
+        let env = set.chain([format!("NOBOUNCE_ADDR={}", addrs.join(","))]).chain(args.env.iter().cloned());
+        Device { name, container_edits: Edits { env: env.collect(), mounts: Vec::new() } }
+    };
+    let single = addrs.iter().enumerate().map(|(number, addr)| device(format!("nb{number}"), &[addr]));
+    let all = [device("all".to_owned(), &addrs)];
+    Ok(Spec::new(mount, single.chain(all).collect()))
+}
+
+/// The interface need not exist here: the container has its own.
+fn check_name(name: &str) -> anyhow::Result<()> {
+    let is_interface = (1..16).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':');
+    if !is_interface && name.parse::<IpAddr>().is_err() {
+        bail!(
+            "--addr {name:?}: expected an address, or the name of an interface in the container such as eth0"
+        );
+    }
+    Ok(())
+}
+
+/// The ending that engines look for.
+pub(super) fn is_json(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new("json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(addr: &str) -> GenerateArgs {
+        GenerateArgs {
+            addr: addr.to_owned(),
+            out: None,
+            container_path: "/opt/nb".into(),
+            env: vec!["A=b".to_owned()],
+        }
+    }
+
+    #[test]
+    fn devices_of_two_interfaces() {
+        let dropin = std::env::temp_dir().join(format!("cdi-generate-{}", std::process::id()));
+        fs::create_dir(&dropin).unwrap();
+        for file in ["libnobounce-paths.so", "libibverbs.so.1"] {
+            fs::write(dropin.join(file), "").unwrap();
+        }
+        let spec = spec(&args("eth0, net1"), &dropin).unwrap();
+        fs::remove_dir_all(&dropin).unwrap();
+        let names: Vec<_> = spec.devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["nb0", "nb1", "all"]);
+        let of = |at: usize, name| spec.devices[at].container_edits.variable(name).unwrap();
+        assert_eq!((of(1, "NOBOUNCE_ADDR"), of(2, "NOBOUNCE_ADDR")), ("net1", "eth0,net1"));
+        assert_eq!((of(1, "A"), of(1, "NOBOUNCE_LOG")), ("b", "error"));
+        assert!(of(0, "LD_PRELOAD").ends_with("/opt/nb/libnobounce-paths.so:/opt/nb/libibverbs.so.1"));
+        let mount = &spec.container_edits.mounts[0];
+        assert_eq!(
+            (mount.host_path.as_str(), mount.container_path.as_str()),
+            (dropin.to_str().unwrap(), "/opt/nb")
+        );
+        let text = serde_json::to_string(&spec).unwrap();
+        assert!(!text.contains("NOBOUNCE_VIEW") && !text.contains("NOBOUNCE_REPORT"), "{text}");
+        assert!(serde_json::from_str::<Spec>(&text).is_ok());
+    }
+
+    #[test]
+    fn names_that_no_interface_has_are_refused() {
+        for wrong in ["", "eth0,,eth1", "a/b", "a b", "sixteen-letters-x"] {
+            assert!(spec(&args(wrong), Path::new("/x")).is_err(), "{wrong:?}");
+        }
+        assert!(spec(&args("fd00::1,127.0.0.1"), Path::new("/x")).is_ok());
+    }
+}
