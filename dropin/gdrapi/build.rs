@@ -3,4 +3,6 @@
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libgdrapi.so.2");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // The unwinder is linked in.
+    println!("cargo::rustc-link-search=native={}/../link", env!("CARGO_MANIFEST_DIR"));
 }

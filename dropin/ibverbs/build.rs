@@ -7,4 +7,6 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,--version-script={}", nodes.display());
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // The unwinder is linked in.
+    println!("cargo::rustc-link-search=native={}/../link", env!("CARGO_MANIFEST_DIR"));
 }

@@ -63,6 +63,9 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{library}.so.1");
     // Threads may run in it.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // The unwinder is linked in.
+    let link = here.ancestors().map(|folder| folder.join("link")).find(|link| link.is_dir());
+    println!("cargo::rustc-link-search=native={}", link.expect("dropin/link").display());
 }
 
 fn variable(name: &str) -> String {
