@@ -1,0 +1,144 @@
+"""Images, networks and containers for tests/containers.py."""
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "clients"))
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIMIT = 60
+# Debian's podman starts containers only within the limits that its caller has.
+LIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]
+DEVICE = ["--device", "nobounce.dev/nic=nb0"]
+
+
+def libraries(path):
+    """The shared libraries that a program or library needs, by path."""
+    listed = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
+    return [word for line in listed.splitlines() for word in line.split() if word.startswith("/") and os.path.exists(word)]
+
+
+class Image:
+    """A root file system of the machine's own programs and the libraries that they need."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name in ("proc", "sys", "dev", "tmp", "run", "etc", "var/tmp"):
+            os.makedirs(os.path.join(folder, name))
+        os.chmod(os.path.join(folder, "tmp"), 0o1777)
+        os.chmod(folder, 0o755)
+
+    def add(self, *programs):
+        for program in programs:
+            path = os.path.realpath(shutil.which(program))
+            for file in [path, *libraries(path)]:
+                self.copy(file)
+            link = os.path.join(self.folder, "usr/bin", program)
+            if not os.path.lexists(link):
+                os.makedirs(os.path.dirname(link), exist_ok=True)
+                os.symlink(path, link)
+
+    def copy(self, file):
+        to = self.folder + file
+        if not os.path.exists(to):
+            os.makedirs(os.path.dirname(to), exist_ok=True)
+            shutil.copy(file, to)  # a link is followed
+
+    def add_needs(self, folder):
+        """The system's libraries that the libraries below a folder need."""
+        for file in glob.glob(os.path.join(folder, "**/*.so*"), recursive=True):
+            for library in libraries(file):
+                if library.startswith(("/lib", "/usr/lib")):
+                    self.copy(library)
+
+
+class Networks:
+    """Two network namespaces with a cable between them; the interface of both is eth0."""
+
+    def __init__(self):
+        self.names = [f"nobounce-test-{os.getpid()}-{end}" for end in "ab"]
+        self.addresses = ["10.97.13.1", "10.97.13.2"]
+        for name in self.names:
+            self.ip("netns", "add", name)
+        self.ip("link", "add", "eth0", "netns", self.names[0], "type", "veth", "peer", "name", "eth0", "netns", self.names[1])
+        for name, address in zip(self.names, self.addresses):
+            self.ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            self.ip("-n", name, "link", "set", "lo", "up")
+            self.ip("-n", name, "link", "set", "eth0", "up")
+        self.set_mtu(1500)
+
+    @staticmethod
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=LIMIT)
+
+    def set_mtu(self, mtu):
+        for name in self.names:
+            self.ip("-n", name, "link", "set", "eth0", "mtu", str(mtu))
+
+    def received(self, end):
+        """Bytes that eth0 of an end has received."""
+        shown = subprocess.run(["ip", "-n", self.names[end], "-s", "-j", "link", "show", "eth0"], check=True, capture_output=True, text=True)
+        return json.loads(shown.stdout)[0]["stats64"]["rx"]["bytes"]
+
+    def option(self, end):
+        return ["--network", f"ns:/run/netns/{self.names[end]}"]
+
+    def close(self):
+        for name in self.names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+class Engine:
+    """podman with a storage of its own."""
+
+    def __init__(self, image):
+        self.image = image
+        self.folder = tempfile.mkdtemp(prefix="nobounce-podman-")
+        self.base = ["podman", "--root", f"{self.folder}/root", "--runroot", f"{self.folder}/run", "--runtime", "runc",
+                     "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
+        self.count = 0
+
+    def command(self, options, program):
+        self.count += 1
+        name = f"nobounce-test-{os.getpid()}-{self.count}"
+        return name, [*self.base, "run", "--rm", "--name", name, *LIMITS, *options, "--rootfs", self.image.folder, *program]
+
+    def run(self, options, *program):
+        """Runs a container to its end."""
+        _, command = self.command(options, program)
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+
+    def start(self, options, *program):
+        """Starts one; its name and its process."""
+        name, command = self.command(options, program)
+        return name, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def kill(self, name):
+        subprocess.run([*self.base, "kill", "--signal", "KILL", name], check=True, capture_output=True, timeout=LIMIT)
+
+    def remove_all(self):
+        """A container outlives the command that started it."""
+        subprocess.run([*self.base, "rm", "--all", "--force", "--time", "0"], capture_output=True, timeout=LIMIT)
+
+    def close(self):
+        self.remove_all()
+        # The monitor of a container whose caller was killed.
+        subprocess.run(["pkill", "--signal", "KILL", "--full", self.folder], capture_output=True)
+        with open("/proc/self/mounts") as mounts:
+            for at in [line.split()[1] for line in mounts]:
+                if at.startswith(self.folder):
+                    subprocess.run(["umount", "-l", at], capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def until(condition, what):
+    end = time.monotonic() + LIMIT
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.05)

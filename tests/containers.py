@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Containers with the software NIC: podman, images of the machine's own programs, the file of `nobounce cdi generate`.
+
+The argument is the nobounce command; names of tests may follow. tests/containers.sh gives it a mount namespace of its own.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from container_tools import DEVICE, LIMIT, Engine, Image, Networks, until
+from pair import Peer
+
+NOBOUNCE = os.path.abspath(sys.argv.pop(1))
+CLIENTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clients")
+LOOK = "cat /sys/class/infiniband/nb0/ports/1/gids/0 && ibv_devinfo -d nb0"
+
+
+class Containers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="nobounce-containers-")
+        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        os.makedirs("/etc/cdi", exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", "/etc/cdi"], check=True)
+        cls.generate("eth0")
+        cls.image = Image(os.path.join(cls.folder, "image"))
+        cls.image.add("sh", "cat", "id", "ls", "sleep", "ibv_devinfo", "ib_write_bw")
+        cls.networks = Networks()
+        cls.addClassCleanup(cls.networks.close)
+        cls.engine = Engine(cls.image)
+        cls.addClassCleanup(cls.engine.close)
+
+    @staticmethod
+    def generate(addr):
+        subprocess.run([NOBOUNCE, "cdi", "generate", "--addr", addr, "--out", "/etc/cdi/nobounce.json"], check=True, capture_output=True)
+
+    def setUp(self):
+        self.addCleanup(self.engine.remove_all)
+
+    def in_network(self, end, *options):
+        return [*DEVICE, *self.networks.option(end), *options]
+
+    def sees_device(self, *options):
+        ran = self.engine.run(self.in_network(0, *options), "sh", "-c", LOOK)
+        self.assertIn("0000:0000:0000:0000:0000:ffff:0a61:0d01", ran.stdout, ran)
+        self.assertIn("PORT_ACTIVE", ran.stdout, ran)
+        self.assertEqual(ran.stderr, "")
+
+    def test_users(self):
+        for user in ("0", "1000", "65534"):
+            self.sees_device("--user", user)
+
+    def test_read_only(self):
+        self.sees_device("--user", "1000", "--read-only")
+        # Neither /tmp nor /run: /dev/shm is left.
+        self.sees_device("--user", "65534", "--read-only", "--read-only-tmpfs=false")
+
+    def test_no_capabilities(self):
+        self.sees_device("--user", "1000", "--cap-drop", "all", "--security-opt", "no-new-privileges")
+
+    def test_user_namespace(self):
+        self.sees_device("--uidmap", "0:0:1", "--uidmap", "1:100000:65535", "--gidmap", "0:0:1", "--gidmap", "1:100000:65535", "--user", "1000")
+
+    def test_nothing_can_be_written(self):
+        ran = self.engine.run(self.in_network(0, "--read-only", "--read-only-tmpfs=false", "--tmpfs", "/dev/shm:ro"), "sh", "-c", LOOK)
+        self.assertIn("programs that read /sys/class/infiniband do not find nb0", ran.stderr)
+        self.assertIn("/dev/shm", ran.stderr)
+
+    def test_without_the_device(self):
+        ran = self.engine.run(self.networks.option(0), "sh", "-c", "ls /opt; ibv_devinfo")
+        self.assertNotEqual(ran.returncode, 0)
+        self.assertNotIn("nb0", ran.stdout + ran.stderr)
+
+    def test_unknown_device(self):
+        ran = self.engine.run(["--device", "nobounce.dev/nic=nb9"], "sh", "-c", "true")
+        self.assertNotEqual(ran.returncode, 0)
+        self.assertIn("nobounce.dev/nic=nb9", ran.stderr)
+
+    def test_unknown_interface(self):
+        ran = self.engine.run([*DEVICE, "--network", "none"], "ibv_devinfo")
+        self.assertIn("eth0", ran.stderr, ran)
+        self.assertIn("NOBOUNCE_ADDR", ran.stderr, ran)
+
+    def test_check(self):
+        def check(*words):
+            return subprocess.run([NOBOUNCE, "cdi", "check", *words], capture_output=True, text=True)
+        ran = check("--rootfs", self.image.folder)
+        self.assertEqual((ran.returncode, ran.stdout), (0, f"/etc/cdi/nobounce.json: ok\n{self.image.folder}: ok\n"), ran)
+        musl = os.path.join(self.folder, "musl")
+        os.makedirs(os.path.join(musl, "lib"))
+        open(os.path.join(musl, "lib/ld-musl-x86_64.so.1"), "w").close()
+        ran = check("--rootfs", musl)
+        self.assertEqual(ran.returncode, 1)
+        self.assertIn("the image uses musl", ran.stdout)
+
+    def bandwidth(self, mtu):
+        self.networks.set_mtu(mtu)
+        before = self.networks.received(0)
+        size = ["-d", "nb0", "-s", "65536", "-n", "400"]
+        name, server = self.engine.start(self.in_network(0, "--user", "1000"), "ib_write_bw", *size)
+        self.addCleanup(server.kill)
+        ran = None
+        for _ in range(40):  # until the server listens
+            ran = self.engine.run(self.in_network(1, "--user", "1000"), "ib_write_bw", *size, self.networks.addresses[0])
+            if ran.returncode == 0 or server.poll() is not None:
+                break
+        self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
+        self.assertRegex(ran.stdout, r"65536 +400 +[\d.]+")
+        self.assertEqual(server.wait(LIMIT), 0)
+        server.communicate()
+        self.assertGreater(self.networks.received(0) - before, 400 * 65536)
+        return ran.stdout
+
+    def test_ib_write_bw_with_frames_of_1500(self):
+        self.assertIn("Mtu             : 1024[B]", self.bandwidth(1500))
+
+    def test_ib_write_bw_with_frames_of_9000(self):
+        self.assertIn("Mtu             : 4096[B]", self.bandwidth(9000))
+
+    def traffic(self):
+        """Two containers of user 1000 between which bytes move for a while: the name of the receiver, the process of the sender."""
+        size = ["-d", "nb0", "-s", "65536", "-D", "30"]
+        name, server = self.engine.start(self.in_network(0, "--user", "1000"), "ib_write_bw", *size)
+        self.addCleanup(server.communicate)
+        before = self.networks.received(0)
+        for _ in range(40):  # until the server listens
+            _, client = self.engine.start(self.in_network(1, "--user", "1000"), "ib_write_bw", *size, self.networks.addresses[0])
+            until(lambda: client.poll() is not None or self.networks.received(0) - before > 50 << 20, "traffic")
+            if client.poll() is None:
+                self.addCleanup(client.communicate)
+                self.addCleanup(self.engine.remove_all)
+                return name, client
+            client.communicate()
+        self.fail("the server does not listen")
+
+    def test_killed(self):
+        """The peer of a killed container gets an error; the next pair is not disturbed."""
+        name, client = self.traffic()
+        self.engine.kill(name)
+        text, _ = client.communicate(timeout=LIMIT)
+        self.assertNotEqual(client.returncode, 0, text)
+        self.assertIn("error", text)
+        self.bandwidth(1500)
+
+    def test_two_users_of_one_address(self):
+        self.traffic()
+        ran = self.engine.run(self.in_network(0, "--user", "2000"), "ib_write_bw", "-d", "nb0", self.networks.addresses[0])
+        said = ran.stdout + ran.stderr
+        self.assertNotEqual(ran.returncode, 0)
+        self.assertIn("held by a program of another user (uid 1000; we are uid 2000)", said)
+        self.assertIn(self.networks.addresses[0], said)
+
+    def test_nixl(self):
+        python = os.path.join(os.environ.get("CARGO_TARGET_DIR", "target"), "clients/nixl/bin/python3")
+        if not os.path.exists(python):
+            self.skipTest("NIXL is not installed (tests/clients.sh installs it)")
+        base = subprocess.run([python, "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True, check=True).stdout.strip()
+        venv = os.path.dirname(os.path.dirname(os.path.abspath(python)))
+        for folder in (venv, os.path.join(base, "lib/python3*/lib-dynload")):
+            self.image.add_needs(folder)
+        self.image.copy(os.path.realpath(python)) if base == "/usr" else None
+        mounts = [word for folder in {base, venv, CLIENTS} for word in ("--volume", f"{folder}:{folder}:ro")]
+        options = ["--interactive", "--user", "1000", "--shm-size", "256m", *mounts, "--env", "PYTHONDONTWRITEBYTECODE=1"]
+        peers = []
+        for end, role in enumerate(("target", "initiator")):
+            program = [python, f"{CLIENTS}/nixl_peer.py", role, "--bytes", str(16 << 20), "--counts", "1,256", "--seconds", "0.2"]
+            _, command = self.engine.command(self.in_network(end, *options), program)
+            peers.append(Peer(command, dict(os.environ), os.path.join(self.folder, role)))
+            self.addCleanup(peers[end].end)
+        try:
+            hellos = [peer.hear(LIMIT) for peer in peers]
+            before = self.networks.received(0)
+            peers[0].tell(**hellos[1])
+            peers[1].tell(**hellos[0])
+            results = [peers[1].hear(LIMIT) for _ in range(4)]
+        except (TimeoutError, BrokenPipeError, TypeError) as error:
+            logs = [open(os.path.join(self.folder, role)).read()[-2000:] for role in ("target", "initiator")]
+            self.fail(f"{error}: {logs}")
+        self.assertTrue(all(result and result["right"] for result in results), results)
+        self.assertGreater(self.networks.received(0) - before, 32 << 20)
+
+
+unittest.main(verbosity=2)
