@@ -46,6 +46,7 @@ ROOMS = {
         ("more calls", {"host", "ipc", "kernel", "pointer"}),
     ],
     "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("run", {"run"}), ("cdi", {"cdi"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
+    "kubernetes/device-plugin": [("words", {"names", "log", "testing"}), ("formats", {"messages", "socket"}), ("state", {"cdi", "devices"}), ("calls", {"service", "kubelet"}), ("resource", {"resource", "args"})],
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "notice", "reserve"}), ("view", {"view", "own_view"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/vmm": [("interposed", {"driver", "lookup"})],
@@ -155,7 +156,7 @@ def check(names, text_of):
     """Problems of all crates."""
     problems = []
     for manifest in names:
-        if not re.fullmatch(r"(?:crates|dropin)/.+/Cargo\.toml", manifest):
+        if not re.fullmatch(r"(?:crates|dropin|kubernetes)/.+/Cargo\.toml", manifest):
             continue
         crate = os.path.dirname(manifest)
         modules = modules_of(names, f"{crate}/src")
