@@ -2,6 +2,7 @@
 
 pub mod endings;
 pub mod entry;
+mod find_object;
 pub mod log;
 pub mod notice;
 #[cfg(feature = "nic")]

@@ -35,6 +35,21 @@ fn made(runtime: &Path) -> usize {
     fs::read_dir(runtime).unwrap().count()
 }
 
+/// Common images have no newer one, and small ones no libgcc_s.so.1.
+#[test]
+fn glibc_2_34_is_enough() {
+    for library in [library(), paths()] {
+        let listed =
+            Command::new("readelf").args(["--version-info"]).arg(&library).output().expect("readelf");
+        let text = String::from_utf8_lossy(&listed.stdout);
+        assert!(text.contains("GLIBC_2."), "{}", library.display());
+        let newer = (35..60).find(|minor| text.contains(&format!("GLIBC_2.{minor}")));
+        assert_eq!(newer, None, "{}", library.display());
+        let needed = Command::new("readelf").arg("--dynamic").arg(&library).output().expect("readelf");
+        assert!(!String::from_utf8_lossy(&needed.stdout).contains("libgcc_s"), "{}", library.display());
+    }
+}
+
 #[test]
 fn programs_find_the_devices() {
     if waived() {

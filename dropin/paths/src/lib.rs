@@ -7,6 +7,9 @@
 //! loaded by dlopen cannot interpose the C library, hence the preload. Without `nobounce run` the
 //! drop-in libibverbs makes those folders at the first such path.
 
+// For `_dl_find_object`, which the unwinder calls.
+use nobounce_dropin as _;
+
 mod calls;
 mod copies;
 mod original;

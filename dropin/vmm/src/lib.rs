@@ -8,6 +8,9 @@
 //!
 //! It allocates no memory.
 
+// For `_dl_find_object`, which the unwinder calls.
+use nobounce_dropin as _;
+
 mod driver;
 mod lookup;
 
