@@ -1,7 +1,8 @@
 //! `_dl_find_object` for the unwinder that is linked into each library (`dropin/link`).
 //!
 //! glibc has the function since 2.35 only, and images with 2.34 are common. This one does the same
-//! by `dl_iterate_phdr`. It is hidden: programs and other libraries use glibc's.
+//! by `dl_iterate_phdr`. It is hidden: programs and other libraries use glibc's. It is weak: a
+//! static program has glibc's as well.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -63,7 +64,7 @@ unsafe extern "C" fn find(address: *mut c_void, found: *mut FoundObject) -> c_in
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     ".pushsection .text._dl_find_object,\"ax\",@progbits",
-    ".globl _dl_find_object",
+    ".weak _dl_find_object",
     ".hidden _dl_find_object",
     ".type _dl_find_object,@function",
     "_dl_find_object:",
@@ -76,7 +77,7 @@ std::arch::global_asm!(
 #[cfg(target_arch = "aarch64")]
 std::arch::global_asm!(
     ".pushsection .text._dl_find_object,\"ax\",@progbits",
-    ".globl _dl_find_object",
+    ".weak _dl_find_object",
     ".hidden _dl_find_object",
     ".type _dl_find_object,@function",
     "_dl_find_object:",
