@@ -32,7 +32,7 @@ DESTDIR ?=
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-shm test-engines test-hardware test-docs check-docs check-dependencies check-pure test-scripts
 
-.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients fuzz miri interop vm-shell bench build install fmt setup clean $(STEPS)
+.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients fuzz miri interop vm-shell bench build image install fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +97,14 @@ install: build ## Install the command, the drop-in libraries, man pages and comp
 	install -D -m 644 $(RELEASE)/completions/nobounce.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/nobounce
 	install -D -m 644 $(RELEASE)/completions/_nobounce $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_nobounce
 	install -D -m 644 $(RELEASE)/completions/nobounce.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/nobounce.fish
+
+# The command is static, since the image has no C library, and small: the data path is in the libraries.
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+IMAGE = $(or $(CARGO_TARGET_DIR),target)/image
+image: build ## Write an OCI image of the libraries, the command and the device plugin (target/image/nobounce.tar)
+	CARGO_PROFILE_RELEASE_OPT_LEVEL=s RUSTFLAGS='-C target-feature=+crt-static' cargo build $(LOCKED) --release --target $(HOST) \
+		--target-dir $(IMAGE)/build -p nobounce-device-plugin -p nobounce-cli --no-default-features
+	@tools/image $(IMAGE)/build/$(HOST)/release $(RELEASE)/dropin $(IMAGE)/nobounce.tar
 
 docs: ## Build the site: these pages with search, and the rustdoc beside them (target/book)
 	@tools/docs

@@ -33,6 +33,10 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 
+    /// Copy the libraries to this directory first, and mount that one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) install: Option<PathBuf>,
+
     /// Where the container finds the drop-in libraries
     #[arg(long, value_name = "DIR", default_value = super::spec::IN_CONTAINER)]
     pub(crate) container_path: PathBuf,

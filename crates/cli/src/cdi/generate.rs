@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::Write as _;
 use std::net::IpAddr;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -14,7 +15,12 @@ use super::spec::{Device, Edits, KIND, Mount, Spec};
 use crate::run::container;
 
 pub(super) fn main(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
-    let dropin = container::dropin()?;
+    let mut dropin = container::dropin()?;
+    if let Some(folder) = &args.install {
+        install(&dropin, folder)
+            .with_context(|| format!("cannot copy the libraries to {}", folder.display()))?;
+        dropin.clone_from(folder);
+    }
     let spec = spec(args, &dropin)?;
     let text = format!("{}\n", serde_json::to_string_pretty(&spec)?);
     let Some(out) = &args.out else {
@@ -29,6 +35,28 @@ pub(super) fn main(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         eprintln!("nobounce: {problem}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Copies the libraries. Each is renamed into place: running containers keep the former one.
+fn install(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let path = entry.path();
+        let mut partly = to.join(entry.file_name()).into_os_string();
+        let whole = partly.clone();
+        partly.push(format!(".{}", std::process::id()));
+        match fs::read_link(&path) {
+            Ok(target) => symlink(target, &partly)?,
+            Err(_) => {
+                fs::copy(&path, &partly)?;
+                fs::set_permissions(&partly, fs::Permissions::from_mode(0o755))?;
+            }
+        }
+        fs::rename(&partly, whole)?;
+    }
+    Ok(())
 }
 
 /// Renamed into place: an engine reads a complete file or none.
@@ -104,6 +132,7 @@ mod tests {
             addr: addr.to_owned(),
             out: None,
             container_path: "/opt/nb".into(),
+            install: None,
             env: vec!["A=b".to_owned()],
         }
     }
@@ -131,6 +160,25 @@ mod tests {
         let text = serde_json::to_string(&spec).unwrap();
         assert!(!text.contains("NOBOUNCE_VIEW") && !text.contains("NOBOUNCE_REPORT"), "{text}");
         assert!(serde_json::from_str::<Spec>(&text).is_ok());
+    }
+
+    #[test]
+    fn installed_libraries_are_replaced() {
+        let (from, to) = ["from", "to"]
+            .map(|name| std::env::temp_dir().join(format!("cdi-install-{name}-{}", std::process::id())))
+            .into();
+        fs::create_dir(&from).unwrap();
+        for text in ["old", "new"] {
+            fs::write(from.join("lib.so.1"), text).unwrap();
+            let _ = symlink("lib.so.1", from.join("lib.so")); // there the second time
+            install(&from, &to).unwrap();
+            assert_eq!(fs::read_to_string(to.join("lib.so")).unwrap(), text);
+        }
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 2);
+        assert_eq!(fs::metadata(to.join("lib.so")).unwrap().permissions().mode() & 0o777, 0o755);
+        for folder in [from, to] {
+            fs::remove_dir_all(folder).unwrap();
+        }
     }
 
     #[test]

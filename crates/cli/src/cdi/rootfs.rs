@@ -45,7 +45,7 @@ fn without_glibc(root: &Path) -> String {
     match musl {
         Some(loader) => format!(
             "the image uses musl (lib/{loader}), which cannot load libraries built for glibc: every program in the container would \
-             end with \"Error relocating\". Use an image with glibc, such as one of Debian, Ubuntu, Fedora or UBI"
+             end with \"Error loading shared library ld-linux-x86-64.so.2\". Use an image with glibc, such as one of Debian, Ubuntu, Fedora or UBI"
         ),
         None => format!(
             "{} has no libc.so.6: its programs are static, or of another architecture, and do not load the libraries",
