@@ -44,9 +44,10 @@ fn install(from: &Path, to: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let path = entry.path();
-        let mut partly = to.join(entry.file_name()).into_os_string();
-        let whole = partly.clone();
-        partly.push(format!(".{}", std::process::id()));
+        let name = entry.file_name();
+        // Not the name of a library with a number behind it.
+        let partly = to.join(format!(".{}.{}.part", name.display(), std::process::id()));
+        let _ = fs::remove_file(&partly); // left by a killed process of the same ID
         match fs::read_link(&path) {
             Ok(target) => symlink(target, &partly)?,
             Err(_) => {
@@ -54,7 +55,7 @@ fn install(from: &Path, to: &Path) -> std::io::Result<()> {
                 fs::set_permissions(&partly, fs::Permissions::from_mode(0o755))?;
             }
         }
-        fs::rename(&partly, whole)?;
+        fs::rename(&partly, to.join(name))?;
     }
     Ok(())
 }
@@ -173,8 +174,10 @@ mod tests {
             let _ = symlink("lib.so.1", from.join("lib.so")); // there the second time
             install(&from, &to).unwrap();
             assert_eq!(fs::read_to_string(to.join("lib.so")).unwrap(), text);
+            // What a process of any ID would leave.
+            fs::write(to.join(format!(".lib.so.1.{}.part", std::process::id())), "left").unwrap();
         }
-        assert_eq!(fs::read_dir(&to).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 3);
         assert_eq!(fs::metadata(to.join("lib.so")).unwrap().permissions().mode() & 0o777, 0o755);
         for folder in [from, to] {
             fs::remove_dir_all(folder).unwrap();
