@@ -50,7 +50,7 @@ ROOMS = {
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "find_object", "notice", "reserve"}), ("view", {"view", "own_view"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/vmm": [("interposed", {"driver", "lookup"})],
-    "dropin/paths": [("view", {"view", "original", "copies"}), ("calls", {"calls"})],
+    "dropin/paths": [("view", {"view", "original", "copies"}), ("calls", {"calls", "dlopen"})],
     # Verbs objects hold each other by pointers that C programs follow in every direction.
     "dropin/ibverbs": [
         ("border", {"view", "device_log", "strings", "rates", "kernel", "sysfs", "unsupported"}),

@@ -80,6 +80,37 @@ fn programs_find_the_devices() {
     assert!(names.starts_with("nb0 uverbs0 /sys/class/infiniband_verbs/uverbs0 "), "{names}");
 }
 
+/// Programs load libraries by their development names, too, and from folders of their own.
+#[test]
+fn development_names_lead_to_the_preloaded_libraries() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("development");
+    let at = |name: &str| folder.path().join(name);
+    let compile = |arguments: &[&str], text: &str| {
+        let source = at("source.c");
+        fs::write(&source, text).unwrap();
+        let built =
+            Command::new("cc").args(arguments).arg(&source).current_dir(folder.path()).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    };
+    // A file of the development package, and a library that only a RUNPATH leads to.
+    fs::create_dir(at("system")).unwrap();
+    fs::create_dir(at("private")).unwrap();
+    compile(&["-shared", "-fPIC", "-o", "system/libibverbs.so"], "int other;");
+    compile(&["-shared", "-fPIC", "-o", "private/libprivate.so"], "int own;");
+    let text = "#include <dlfcn.h>\n#include <stdio.h>\nint main(void) {\n\
+                void *verbs = dlopen(\"libibverbs.so\", RTLD_NOW), *own = dlopen(\"libprivate.so\", RTLD_NOW);\n\
+                printf(\"%d %d %d %d\", verbs && dlsym(verbs, \"ibv_open_device\"), own && dlsym(own, \"own\"),\n\
+                dlopen(0, RTLD_NOW) != 0, dlopen(\"libnone.so\", RTLD_NOW) != 0);\n}\n";
+    compile(&["-o", "program", "-Wl,--enable-new-dtags,-rpath,$ORIGIN/private", "-x", "c"], text);
+    let program = at("program");
+    let mut command = preloaded(folder.path(), program.to_str().unwrap(), &[]);
+    let (printed, ran) = output(command.env("LD_LIBRARY_PATH", at("system")));
+    assert_eq!(printed, "1 1 1 0", "{ran:?}");
+}
+
 #[test]
 fn where_nothing_can_be_written_the_reason_is_said() {
     if waived() {

@@ -12,6 +12,7 @@ use nobounce_dropin as _;
 
 mod calls;
 mod copies;
+mod dlopen;
 mod original;
 mod view;
 
@@ -23,4 +24,5 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     view::find();
     calls::resolve_all();
+    dlopen::resolve();
 }
