@@ -102,7 +102,7 @@ install: build ## Install the command, the drop-in libraries, man pages and comp
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 IMAGE = $(or $(CARGO_TARGET_DIR),target)/image
 image: build ## Write an OCI image of the libraries, the command and the device plugin (target/image/nobounce.tar)
-	CARGO_PROFILE_RELEASE_OPT_LEVEL=s CARGO_PROFILE_RELEASE_PANIC=abort RUSTFLAGS='-C target-feature=+crt-static' cargo build $(LOCKED) --release --target $(HOST) \
+	CARGO_PROFILE_RELEASE_OPT_LEVEL=z CARGO_PROFILE_RELEASE_PANIC=abort RUSTFLAGS='-C target-feature=+crt-static' cargo build $(LOCKED) --release --target $(HOST) \
 		--target-dir $(IMAGE)/build -p nobounce-device-plugin -p nobounce-cli --no-default-features
 	@tools/image $(IMAGE)/build/$(HOST)/release $(RELEASE)/dropin $(IMAGE)/nobounce.tar
 
