@@ -52,7 +52,13 @@ use clap::{Parser, Subcommand};
 
 /// Move GPU and host memory between machines over RDMA, with or without an RDMA NIC.
 #[derive(Debug, Parser)]
-#[command(name = "nobounce", version, propagate_version = true, arg_required_else_help = true)]
+#[command(
+    name = "nobounce",
+    version,
+    long_version = env!("LONG_VERSION"),
+    propagate_version = true,
+    arg_required_else_help = true
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

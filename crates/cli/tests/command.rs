@@ -29,6 +29,18 @@ fn wrong_usage_is_2_with_a_sentence() {
     }
 }
 
+/// In parentheses: the commit, or that it is a debug build.
+#[test]
+fn the_version_is_short_or_long() {
+    let short = concat!("nobounce ", env!("CARGO_PKG_VERSION"));
+    let (code, stdout, _) = output(nobounce("-V"));
+    assert_eq!((code, stdout.trim_end()), (Some(0), short));
+    let (code, stdout, _) = output(nobounce("--version"));
+    assert_eq!(code, Some(0));
+    let rest = stdout.trim_end().strip_prefix(short).expect("the long version begins with the short one");
+    assert!(rest.is_empty() || rest.starts_with(" (") && rest.ends_with(')'), "{stdout}");
+}
+
 #[test]
 fn a_log_level_that_is_none_is_2() {
     let mut command = nobounce("bench --explain");
