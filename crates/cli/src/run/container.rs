@@ -19,8 +19,12 @@ const OF_A_RUN: [&str; 4] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "NOBOUNCE_VIEW", "
 
 /// The folder of the drop-in libraries on this machine.
 pub(crate) fn dropin() -> anyhow::Result<PathBuf> {
-    let executable = std::env::current_exe().context("cannot find the path of the nobounce program")?;
-    Ok(dropin::find(std::env::var_os(dropin::VARIABLE).map(Into::into), &executable)?)
+    let Some(named) = std::env::var_os(dropin::VARIABLE) else {
+        let executable = std::env::current_exe().context("cannot find the path of the nobounce program")?;
+        return Ok(dropin::find(None, &executable)?);
+    };
+    // Packages are also configured in a root without /proc, which names the executable.
+    Ok(dropin::find(Some(named.into()), Path::new(""))?)
 }
 
 /// The variables of a container with so many devices, where the libraries of `dropin` are mounted at
