@@ -88,15 +88,7 @@ build: ## Build the nobounce command and the drop-in libraries, optimised
 	@tools/dropin $(RELEASE) $(RELEASE)/dropin
 
 install: build ## Install the command, the drop-in libraries, man pages and completions below PREFIX
-	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/nobounce
-	@tools/dropin $(RELEASE) $(DESTDIR)$(PREFIX)/lib/nobounce
-	install -D -m 644 crates/initiated/include/nobounce.cuh $(DESTDIR)$(PREFIX)/include/nobounce.cuh
-	install -D -m 644 dropin/world/include/nobounce.h $(DESTDIR)$(PREFIX)/include/nobounce.h
-	@$(BIN) generate man $(DESTDIR)$(PREFIX)/share/man/man1
-	@$(BIN) generate completions $(RELEASE)/completions
-	install -D -m 644 $(RELEASE)/completions/nobounce.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/nobounce
-	install -D -m 644 $(RELEASE)/completions/_nobounce $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_nobounce
-	install -D -m 644 $(RELEASE)/completions/nobounce.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/nobounce.fish
+	@tools/install $(RELEASE) $(DESTDIR)$(PREFIX)
 
 # The command is static, since the image has no C library, and small: the data path is in the libraries.
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
