@@ -32,7 +32,7 @@ DESTDIR ?=
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-shm test-engines test-hardware test-docs check-docs check-dependencies check-pure test-scripts
 
-.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients fuzz miri interop vm-shell bench build image install fmt setup clean $(STEPS)
+.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients fuzz miri interop vm-shell bench build image install package test-reproducible fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,9 @@ test-pyverbs: ## rdma-core's own tests on nb0 (PYVERBS_SRC: a checkout of rdma-c
 	@tools/setup test
 	@tests/pyverbs/run $(ARGS)
 
+test-reproducible: ## Packages of two clones in two folders are equal: two release builds, about 20 minutes on 2 cores
+	@bash tests/reproducible.sh
+
 fuzz: ## Fuzz every target for FUZZ_SECONDS each (nightly and cargo-fuzz)
 	@tools/fuzz $(FUZZ_SECONDS)
 
@@ -97,6 +100,17 @@ image: build ## Write an OCI image of the libraries, the command and the device 
 	CARGO_PROFILE_RELEASE_OPT_LEVEL=z CARGO_PROFILE_RELEASE_PANIC=abort RUSTFLAGS='-C target-feature=+crt-static' cargo build $(LOCKED) --release --target $(HOST) \
 		--target-dir $(IMAGE)/build -p nobounce-device-plugin -p nobounce-cli --no-default-features
 	@tools/image $(IMAGE)/build/$(HOST)/release $(RELEASE)/dropin $(IMAGE)/nobounce.tar
+
+# Paths of this machine are in panic messages and in debug information: without them, and with the date of the commit, two checkouts give equal
+# files. Flags of their own need a folder of their own, or `make build` would compile everything again.
+PACKAGE_BUILD = $(abspath $(or $(CARGO_TARGET_DIR),target))/package-build
+package: ## Build packages in target/package: .deb, relocatable archive, SBOM, checksums
+	@tools/setup build
+	@export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct || true)}; \
+	[ -n "$$SOURCE_DATE_EPOCH" ] || { echo "package: no commit to take the date from: set SOURCE_DATE_EPOCH"; exit 2; }; \
+	RUSTFLAGS="$${RUSTFLAGS:-} --remap-path-prefix=$(CURDIR)=/nobounce --remap-path-prefix=$(PACKAGE_BUILD)=/nobounce/target --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=/cargo" \
+		CARGO_TARGET_DIR=$(PACKAGE_BUILD) $(MAKE) --no-print-directory build; \
+	tools/package $(PACKAGE_BUILD)/release $(or $(CARGO_TARGET_DIR),target)/package
 
 docs: ## Build the site: these pages with search, and the rustdoc beside them (target/book)
 	@tools/docs

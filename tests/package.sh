@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# tools/package on the debug build: contents and modes, the SBOM, the archive in another folder, equal bytes of two runs; the Debian package
+# installed, upgraded, removed and purged in a root of its own, in which its scripts run.
+set -uo pipefail
+. "$(dirname "$0")/programs.bash"
+need dpkg dpkg
+need dpkg-deb dpkg
+need readelf binutils
+build
+
+version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+out=$folder/first
+
+make_packages() { # make_packages FOLDER
+    tools/package --fast "$target/debug" "$1" >"$folder/client" 2>&1 || { fail "tools/package"; done_all; }
+}
+
+check_bytes() {
+    make_packages "$out"
+    # Neither the mask of the user nor locale and time zone show.
+    (umask 077 && LC_ALL=C.UTF-8 TZ=Asia/Tokyo make_packages "$folder/second") || exit 1
+    diff -r "$out" "$folder/second" >"$folder/client" || fail "two runs differ"
+    (cd "$out" && sha256sum --check --quiet SHA256SUMS) >"$folder/client" 2>&1 || fail "SHA256SUMS"
+    rm -r "$folder/second"
+    deb=$(echo "$out"/nobounce_*.deb)
+    tarball=$(echo "$out/nobounce-$version-"*-linux.tar.gz)
+    passed=$((passed + 1))
+}
+
+check_contents() {
+    local wanted
+    dpkg-deb --field "$deb" >"$folder/client"
+    expect "^Version: $version\$" "$folder/client" "control"
+    expect '^Depends: libc6 \(>= 2\.[0-9]+(\.[0-9]+)?\)' "$folder/client" "control"
+    expect '^Maintainer: .* <.*@.*>$' "$folder/client" "control"
+    expect '^Installed-Size: [1-9][0-9]+$' "$folder/client" "control"
+    dpkg-deb --contents "$deb" >"$folder/client"
+    for wanted in '-rwxr-xr-x .* ./usr/bin/nobounce' '-rw-r--r-- .* ./usr/lib/nobounce/libibverbs.so.1' '-rw-r--r-- .* ./usr/lib/nobounce/libnobounce-paths.so' \
+        'lrwxrwxrwx .* ./usr/lib/nobounce/libibverbs.so -> libibverbs.so.1' '-rw-r--r-- .* ./usr/include/nobounce.h' '-rw-r--r-- .* ./usr/share/man/man1/nobounce-run.1.gz' \
+        '-rw-r--r-- .* ./usr/share/bash-completion/completions/nobounce' '-rw-r--r-- .* ./usr/share/zsh/vendor-completions/_nobounce' \
+        '-rw-r--r-- .* ./usr/share/fish/vendor_completions.d/nobounce.fish' '-rw-r--r-- .* ./usr/share/doc/nobounce/copyright' \
+        '-rw-r--r-- .* ./usr/share/doc/nobounce/changelog.gz' '-rw-r--r-- .* ./usr/share/doc/nobounce/docs/guide/run.md'; do
+        expect "^$wanted\$" "$folder/client" "contents"
+    done
+    # Debian and Ubuntu have /bin and /lib as links: a file below them would hide or replace these.
+    ! grep -Ev ' root/root .* \./(usr/.*)?$' "$folder/client" || fail "contents: another owner, or not below /usr"
+    dpkg-deb --fsys-tarfile "$deb" | tar -xC "$folder" ./usr/bin/nobounce ./usr/share/man/man1/nobounce-run.1.gz ./usr/share/doc/nobounce/THIRD-PARTY.txt.gz
+    ! readelf --wide --sections "$folder/usr/bin/nobounce" | grep -E '\.(symtab|debug_info)' || fail "the command is not stripped"
+    zcat "$folder/usr/share/man/man1/nobounce-run.1.gz" >"$folder/client"
+    expect '^\.TH nobounce-run 1' "$folder/client" "man page"
+    zcat "$folder/usr/share/doc/nobounce/THIRD-PARTY.txt.gz" >"$folder/client"
+    expect '^serde 1\.[0-9.]+ \(MIT OR Apache-2.0\), LICENSE-' "$folder/client" "licences of crates"
+    rm -r "$folder/usr"
+    passed=$((passed + 1))
+}
+
+check_sbom() {
+    : >"$folder/server"
+    python3 - "$out/nobounce-$version.cdx.json" >"$folder/client" 2>&1 <<'PY' || fail "SBOM"
+import json, re, sys
+
+bill = json.load(open(sys.argv[1]))
+assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+parts = {part["name"]: part for part in bill["components"]}
+assert {"nobounce-cli", "nobounce-ibverbs", "nobounce-protocol", "libc", "clap", "serde", "crc32fast"} <= parts.keys()
+assert not {"proptest", "insta", "loom", "pyo3", "nobounce-fake-cuda"} & parts.keys(), "crates that are not in the binaries"
+assert parts["serde"]["scope"] == "required" and parts["serde_derive"]["scope"] == "excluded"
+for part in bill["components"]:
+    assert part["purl"] == f"pkg:cargo/{part['name']}@{part['version']}" == part["bom-ref"]
+    assert part["licenses"][0]["expression"], part
+    if not part["name"].startswith("nobounce"):
+        assert re.fullmatch("[0-9a-f]{64}", part["hashes"][0]["content"]), part
+refs = [part["bom-ref"] for part in bill["components"]]
+assert len(refs) == len(set(refs))
+named = {ref for entry in bill["dependencies"] for ref in [entry["ref"], *entry["dependsOn"]]}
+assert named == {*refs, bill["metadata"]["component"]["bom-ref"]}
+PY
+    passed=$((passed + 1))
+}
+
+check_archive() {
+    local there=$folder/elsewhere
+    mkdir "$there"
+    tar -xzf "$tarball" -C "$there"
+    there=$there/nobounce-$version
+    "$there/bin/nobounce" --version >"$folder/client" 2>&1
+    expect "^nobounce $version( \(.*\))?\$" "$folder/client" "archive: --version"
+    "$there/bin/nobounce" run --addr "$address" -- sh -c 'echo "$LD_PRELOAD"' >"$folder/client" 2>&1 || fail "archive: run"
+    expect "$there/lib/nobounce/libibverbs.so.1" "$folder/client" "archive: run"
+    "$there/bin/nobounce" cdi generate >"$folder/client" 2>&1 || fail "archive: cdi generate"
+    expect "\"hostPath\": \"$there/lib/nobounce\"" "$folder/client" "archive: cdi generate"
+    if command -v ibv_devices >/dev/null; then
+        nobounce=$there/bin/nobounce run ibv_devices >"$folder/client" 2>&1 || fail "archive: ibv_devices"
+        expect '\bnb0\b' "$folder/client" "archive: ibv_devices"
+    fi
+    [ -s "$there/share/doc/nobounce/LICENSE-APACHE" ] || fail "archive: LICENSE-APACHE"
+    passed=$((passed + 1))
+}
+
+check_bytes
+check_contents
+check_sbom
+check_archive
+. tests/package_install.bash
+done_all
