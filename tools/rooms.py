@@ -11,7 +11,7 @@ import re
 ROOMS = {
     "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
     "crates/memory": [
-        ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer", "shared_chunk", "unmap_watch"}),
+        ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer", "file_io", "file_mapping", "shared_chunk", "unmap_watch"}),
         ("gpu", {"gpu"}),
     ],
     "crates/nic": [
@@ -21,7 +21,7 @@ ROOMS = {
         ("progress", {"soft::progress"}), ("lifecycle", {"soft::lifecycle"}), ("objects", {"soft::objects"}), ("cm", {"soft::cm"}), ("soft", {"soft"}), ("any", {"any"}),
     ],
     "crates/nobounce": [
-        ("words", {"access", "health", "choose", "control", "peer_gone", "tickets", "shares"}), ("memory", {"gpu_access", "region"}),
+        ("words", {"access", "health", "choose", "control", "peer_gone", "tickets", "shares"}), ("memory", {"gpu_access", "region"}), ("files", {"file"}),
         ("device", {"device"}), ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane"}),
         ("messages", {"message", "rails"}), ("listener", {"listener"}), ("fuzzing", {"fuzzing"}),
     ],

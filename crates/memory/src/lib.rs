@@ -8,7 +8,7 @@
 //! * [`probe`]: checks once, at registration, that a range is mapped with the required permissions.
 //! * [`barrier`]: memory ordering points, named after the order they keep.
 //! * [`HostBuffer`]: our own page-aligned memory; [`shared_file`]: memory that another process
-//!   maps, too.
+//!   maps, too; [`FileMapping`]: the page cache of a file.
 //!
 //! ## Rooms
 //!
@@ -35,6 +35,8 @@ compile_error!(
 mod access_error;
 pub mod barrier;
 mod copy;
+mod file_io;
+mod file_mapping;
 mod foreign;
 pub mod gpu;
 pub mod guard;
@@ -50,6 +52,8 @@ mod window;
 pub use copy::wc;
 
 pub use access_error::AccessError;
+pub use file_io::FileIoError;
+pub use file_mapping::FileMapping;
 pub use foreign::{Sink, Source};
 pub use host_buffer::HostBuffer;
 pub use shared_chunk::{ChunkPool, SharedChunk, SharedPlace};

@@ -25,33 +25,60 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Spin this long for a piece; after that, yield to other threads.
 const SPIN: Duration = Duration::from_micros(200);
 
+/// How bytes get out of GPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Loads through the window.
+    Window,
+    /// The copy engine, into pinned memory.
+    CopyEngine,
+}
+
 /// Copies bytes out of GPU memory.
 pub(crate) fn read(memory: &GpuMemory, offset: usize, bytes: &mut [u8]) -> Result<(), AccessError> {
-    check(memory, offset, bytes.len())?;
+    let len = bytes.len();
+    let mut rest = bytes;
+    read_pieces(memory, offset, len, |piece, _| {
+        let (now, later) = std::mem::take(&mut rest).split_at_mut(piece.len());
+        now.copy_from_slice(piece);
+        rest = later;
+        Ok(())
+    })
+}
+
+/// Calls `take` with the bytes of a range of GPU memory, piece by piece and in order.
+pub(crate) fn read_pieces<E: From<AccessError>>(
+    memory: &GpuMemory,
+    offset: usize,
+    len: usize,
+    mut take: impl FnMut(&[u8], Way) -> Result<(), E>,
+) -> Result<(), E> {
+    check(memory, offset, len)?;
     if let Some(window) = memory.window() {
-        if bytes.len() <= crossover(memory) {
-            return Ok(window.load(offset, bytes)?);
+        if len <= crossover(memory) {
+            let mut bytes = vec![0; len];
+            window.load(offset, &mut bytes[..]).map_err(AccessError::from)?;
+            return take(&bytes, Way::Window);
         }
-        window.read_back()?;
+        window.read_back().map_err(AccessError::from)?;
     }
     let engine = engine(memory)?;
-    let len = bytes.len();
     let mut under_way: VecDeque<PendingCopy> = VecDeque::new();
-    let (mut started, mut rest) = (0, bytes);
-    while !rest.is_empty() {
+    let (mut started, mut taken) = (0, 0);
+    while taken < len {
         while started < len
             && under_way.len() < PIECES
             && let Some(chunk) = chunk(&engine, under_way.is_empty(), len)?
         {
             let piece = PIECE.min(len - started);
-            under_way.push_back(engine.start_read(memory, offset + started, piece, chunk)?);
+            let copy = engine.start_read(memory, offset + started, piece, chunk);
+            under_way.push_back(copy.map_err(AccessError::from)?);
             started += piece;
         }
         let Some(copy) = under_way.pop_front() else { continue };
         let (copied, piece) = (copy.len(), wait(&engine, copy, len)?);
-        let (now, later) = rest.split_at_mut(copied);
-        now.copy_from_slice(&piece[..copied]);
-        rest = later;
+        take(&piece[..copied], Way::CopyEngine)?;
+        taken += copied;
     }
     Ok(())
 }
@@ -106,7 +133,7 @@ pub(crate) fn write_u64(memory: &GpuMemory, offset: usize, value: u64) -> Result
 
 /// After stores: makes them visible to all, including copies that the application starts without
 /// the window.
-fn finish(window: &GpuWindow) -> Result<(), AccessError> {
+pub(crate) fn finish(window: &GpuWindow) -> Result<(), AccessError> {
     window.complete()?;
     Ok(window.read_back()?)
 }
@@ -130,10 +157,15 @@ fn crossover(memory: &GpuMemory) -> usize {
 
 /// A copy engine for one access. It is cheap: finished engines return their resources for reuse.
 fn engine(memory: &GpuMemory) -> Result<CopyEngine, AccessError> {
+    engine_of(memory, PIECES, PIECE)
+}
+
+/// A copy engine with so many chunks of this length.
+pub(crate) fn engine_of(memory: &GpuMemory, chunks: usize, len: usize) -> Result<CopyEngine, AccessError> {
     // Report freed memory as such, before CUDA fails on its address.
     memory.check_alive().map_err(CopyError::from)?;
     let context = memory.range().context_now().map_err(CopyError::from)?;
-    Ok(CopyEngine::in_context(memory.gpu(), context, PIECES, PIECE)?)
+    Ok(CopyEngine::in_context(memory.gpu(), context, chunks, len)?)
 }
 
 /// A chunk, if one is free; waits for one if this access has none in flight.
@@ -142,7 +174,7 @@ fn chunk(engine: &CopyEngine, none_under_way: bool, len: usize) -> Result<Option
 }
 
 /// Chunks run out only after an earlier access timed out on copies that are still in flight.
-fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessError> {
+pub(crate) fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessError> {
     let mut found = None;
     patiently(len, || {
         found = engine.take_chunk();
@@ -152,7 +184,7 @@ fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessE
 }
 
 /// Waits for a copy and returns its chunk.
-fn wait(engine: &CopyEngine, copy: PendingCopy, len: usize) -> Result<PinnedChunk, AccessError> {
+pub(crate) fn wait(engine: &CopyEngine, copy: PendingCopy, len: usize) -> Result<PinnedChunk, AccessError> {
     patiently(len, || Ok(engine.poll(&copy)?))?;
     copy.into_chunk().map_err(|_| AccessError::Slow { len, limit: LIMIT })
 }

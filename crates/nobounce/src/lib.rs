@@ -61,12 +61,14 @@
 //! connection             Connection, its lanes
 //! handshake  wait        agreeing; waiting
 //! device                 Device
+//! file                   files into regions, and back
 //! region                 Region
 //! ```
 //!
 //! | room | what |
 //! |---|---|
 //! | `region` | registered memory of the host or a GPU |
+//! | [`file`] | files into regions, and back |
 //! | `connection` | operations on the peer's memory, tickets |
 //! | `rails` | several adapters as one |
 #![deny(unsafe_code)]
@@ -78,6 +80,7 @@ mod connection;
 mod control;
 #[allow(unsafe_code)] // `register_raw` hands on what its caller promises
 mod device;
+pub mod file;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gpu_access;

@@ -292,10 +292,7 @@ impl Region {
     /// As for [`read_at`](Self::read_at); a range that is not inside the region leaves it
     /// unchanged.
     pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<(), AccessError> {
-        if range.start > range.end || range.end > self.len() {
-            let len = range.end.saturating_sub(range.start);
-            return Err(AccessError::OutOfBounds { offset: range.start, len, region: self.len() });
-        }
+        self.check_range(&range)?;
         let at_once = if self.is_gpu() { FILL_GPU } else { FILL };
         let block = vec![byte; at_once.min(range.end - range.start)];
         let mut at = range.start;
@@ -307,9 +304,18 @@ impl Region {
         Ok(())
     }
 
+    /// Whether a range is inside of it.
+    pub(crate) fn check_range(&self, range: &Range<usize>) -> Result<(), AccessError> {
+        if range.start <= range.end && range.end <= self.len() {
+            return Ok(());
+        }
+        let len = range.end.saturating_sub(range.start);
+        Err(AccessError::OutOfBounds { offset: range.start, len, region: self.len() })
+    }
+
     /// How the application accesses the bytes. Pinned host memory belongs to the CPU, though CUDA
     /// allocated it.
-    fn place(&self) -> RegionPlace<'_> {
+    pub(crate) fn place(&self) -> RegionPlace<'_> {
         match (&self.memory, self.mr.gpu_memory()) {
             (RegionMemory::Host { window, .. }, _) => RegionPlace::Cpu(*window),
             (RegionMemory::Gpu { .. }, Some(memory)) => {
@@ -320,7 +326,7 @@ impl Region {
     }
 }
 
-enum RegionPlace<'a> {
+pub(crate) enum RegionPlace<'a> {
     Cpu(Window),
     Gpu(&'a GpuMemory),
 }

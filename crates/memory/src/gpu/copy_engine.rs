@@ -1,6 +1,7 @@
 //! Copies by the GPU's copy engine, between GPU memory and pinned chunks of host memory, without
 //! ever blocking.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{mem, ptr};
@@ -224,9 +225,24 @@ impl CopyEngine {
         chunk: PinnedChunk,
         len: usize,
     ) -> Result<PendingCopy, CopyError> {
+        self.start_write_from(memory, offset, chunk, 0..len)
+    }
+
+    /// Starts copying a range of the chunk to `offset` of the memory.
+    pub fn start_write_from(
+        &self,
+        memory: &GpuMemory,
+        offset: usize,
+        chunk: PinnedChunk,
+        range: Range<usize>,
+    ) -> Result<PendingCopy, CopyError> {
+        let len = range.end.saturating_sub(range.start);
         let address = check(memory, offset, len, &chunk)?;
-        // SAFETY: the memory is alive, the range inside it, and the chunk has no writer.
-        unsafe { self.start(&Direction::Write(address), len, chunk) }
+        if range.end > chunk.len() {
+            return Err(CopyError::OutOfBounds { offset, len, memory: memory.len(), chunk: chunk.len() });
+        }
+        // SAFETY: the memory is alive, the range inside it, the chunk has the bytes and no writer.
+        unsafe { self.start(&Direction::Write(address, range.start), len, chunk) }
     }
 
     /// Whether no copy is in flight, abandoned ones included. Never waits.
@@ -281,8 +297,8 @@ impl CopyEngine {
                         gather::run(api, host, pieces, parts.reads, &mut started)?;
                         parts.reads
                     }
-                    Direction::Write(address) => {
-                        api.copy_to_device_async(address, host.cast(), len, parts.writes)?;
+                    Direction::Write(address, from) => {
+                        api.copy_to_device_async(address, host.add(from).cast(), len, parts.writes)?;
                         parts.writes
                     }
                 };
@@ -312,7 +328,8 @@ enum Direction {
     Read(u64),
     ReadRows(Rows, u64),
     Gather(gather::Pieces),
-    Write(u64),
+    /// Also where its bytes begin in the chunk.
+    Write(u64, usize),
 }
 
 /// Layout of a chunk with gaps before and after each row.

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod files;
 mod forked;
 mod gpu_standin_access;
 mod gpu_standin_late_receive;

@@ -1,0 +1,180 @@
+//! A file that is mapped for reading.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use crate::{Source, page_size};
+
+/// `MADV_POPULATE_READ` of Linux 5.14: maps pages, reads absent ones from the file, and reports errors.
+const POPULATE_READ: i32 = 22;
+
+/// The first bytes of a file, mapped read-only and shared: its page cache, without a copy.
+///
+/// Other processes may change or truncate the file at any time. Its bytes are copied by the guarded
+/// routines of this crate only, which report a page that is gone.
+#[derive(Debug)]
+pub struct FileMapping {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is an address range that this object owns; all access goes through `Source`,
+// for which concurrent changes are expected.
+unsafe impl Send for FileMapping {}
+// SAFETY: as above.
+unsafe impl Sync for FileMapping {}
+
+impl FileMapping {
+    /// Maps the first `len` bytes.
+    ///
+    /// # Errors
+    /// The kernel refused: the file cannot be mapped or read, or address space is exhausted.
+    pub fn of(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self { base: ptr::null_mut(), len });
+        }
+        let (how, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, how, flags, file.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { base: base.cast(), len })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is mapped.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first byte in this process.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.base.addr() as u64
+    }
+
+    /// A part of it, to copy from.
+    ///
+    /// # Panics
+    /// It is not inside.
+    #[must_use]
+    pub fn source(&self, range: Range<usize>) -> Source<'_> {
+        // SAFETY: the mapping lives as long. Pages that a truncation cuts off fault inside of the
+        // guarded copy routines, which report it.
+        unsafe { Source::new(self.base, self.len) }.slice(range)
+    }
+
+    /// Reads absent pages of the range from the file and maps them, so that copies do not wait for
+    /// the disk. Kernels before 5.14 only start to read.
+    ///
+    /// # Errors
+    /// The file was truncated, or its file system reports an error.
+    pub fn populate(&self, range: Range<usize>) -> io::Result<()> {
+        match self.advise(&range, POPULATE_READ) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                self.advise(&range, libc::MADV_WILLNEED)
+            }
+            other => other,
+        }
+    }
+
+    /// Starts to read absent pages of the range. A hint: errors show when the pages are used.
+    pub fn prefetch(&self, range: Range<usize>) {
+        let _ = self.advise(&range, libc::MADV_WILLNEED);
+    }
+
+    /// Whether the first, the middle and the last page of the range are in the page cache. The kernel
+    /// answers yes for a file that the caller neither owns nor may write.
+    #[must_use]
+    pub fn is_resident(&self, range: Range<usize>) -> bool {
+        let Some(last) = range.end.min(self.len).checked_sub(1).filter(|last| *last >= range.start) else {
+            return true;
+        };
+        let page = page_size();
+        [range.start, range.start + (last - range.start) / 2, last].into_iter().all(|at| {
+            let mut answer = 0_u8;
+            let at = self.base.wrapping_add(at - at % page).cast();
+            // SAFETY: the page is inside of the mapping, and the answer has a byte for it.
+            let known = unsafe { libc::mincore(at, page, (&raw mut answer).cast()) };
+            known != 0 || answer & 1 == 1
+        })
+    }
+
+    fn advise(&self, range: &Range<usize>, advice: i32) -> io::Result<()> {
+        let start = range.start - range.start % page_size();
+        let end = range.end.min(self.len);
+        if end <= start {
+            return Ok(());
+        }
+        let at = self.base.wrapping_add(start).cast();
+        // SAFETY: the pages are inside of the mapping; the advice neither unmaps nor changes them.
+        if unsafe { libc::madvise(at, end - start, advice) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: the mapping is ours and ends with us; sources borrow it.
+            unsafe { libc::munmap(self.base.cast(), self.len) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::{HostBuffer, guard};
+
+    fn file(bytes: &[u8]) -> std::fs::File {
+        let path = std::env::temp_dir().join(format!("nobounce-mapping-{}", std::process::id()));
+        let options = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).clone();
+        let mut file = options.open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_mapping_shows_the_file() {
+        let bytes: Vec<u8> = (0..20_000_u32).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1]).collect();
+        let file = file(&bytes);
+        let mapping = FileMapping::of(file.as_fd(), bytes.len()).unwrap();
+        assert!(mapping.is_resident(0..bytes.len()), "it was just written");
+        mapping.populate(5000..bytes.len()).unwrap();
+        assert_eq!(mapping.source(4999..12_345).to_vec(), bytes[4999..12_345]);
+        assert!(FileMapping::of(file.as_fd(), 0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_truncated_file_is_an_error_and_no_signal() {
+        guard::ensure_installed().unwrap();
+        let file = file(&[7; 20_000]);
+        let mapping = FileMapping::of(file.as_fd(), 20_000).unwrap();
+        file.set_len(4096).unwrap();
+        assert!(mapping.populate(0..20_000).is_err());
+        let buffer = HostBuffer::new(20_000).unwrap();
+        // SAFETY: the buffer outlives the window.
+        let window = unsafe { buffer.window() };
+        assert!(window.store(0, mapping.source(0..20_000)).is_err());
+        let mut first = [0; 4096];
+        buffer.read_at(0, &mut first).unwrap();
+        assert_eq!(first, [7; 4096]);
+    }
+}

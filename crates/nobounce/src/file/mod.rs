@@ -1,0 +1,43 @@
+//! Files into registered memory, and back.
+//!
+//! Host memory is filled from the page cache by the kernel. For GPU memory there are two paths:
+//!
+//! | path | when |
+//! |---|---|
+//! | `window` | bytes in the page cache, and short reads: stored from there through BAR1 |
+//! | `staged` | long reads past the page cache (`O_DIRECT`), and memory without a window: pinned buffers and the copy engine |
+//!
+//! [`Require::Direct`] excludes the second one.
+
+mod error;
+mod open;
+mod pieces;
+mod queue;
+mod read;
+mod report;
+mod staged;
+mod write;
+
+pub use error::FileError;
+pub use open::File;
+pub use queue::{FileJob, FileQueue};
+pub use report::{FileCounters, FileReport, StagedFile, file_counters};
+
+use nobounce_memory::gpu::GpuOptions;
+use nobounce_memory::path::Require;
+
+/// How a file is read or written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Required path. [`Require::Direct`] reads through the window only, and fails where GPU memory
+    /// has none.
+    pub require: Require,
+}
+
+impl FileOptions {
+    /// With `NOBOUNCE_REQUIRE=direct` of the environment.
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self { require: GpuOptions::default().with_environment().require }
+    }
+}

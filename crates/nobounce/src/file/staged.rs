@@ -1,0 +1,170 @@
+//! From a file into GPU memory by pinned buffers: threads read, the copy engine places.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+
+use nobounce_memory::gpu::GpuMemory;
+use nobounce_memory::gpu::copy_engine::{CopyEngine, PendingCopy, PinnedChunk};
+
+use super::error::FileError;
+use super::open::{Direct, File};
+use super::pieces::{PIECE, Piece, pieces};
+use crate::gpu_access;
+
+/// Threads that read at the same time.
+const READERS: usize = 4;
+/// Pinned buffers: one for each reader, as many on their way to the GPU.
+const CHUNKS: usize = 2 * READERS;
+
+/// How the buffers are filled.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fill<'a> {
+    /// From the disk.
+    Direct(&'a Direct),
+    /// From the page cache.
+    Buffered,
+}
+
+/// Reads `range.len()` bytes of the file at `at` into `range` of the memory.
+pub(super) fn read(
+    memory: &GpuMemory,
+    file: &File,
+    at: u64,
+    range: Range<usize>,
+    fill: Fill<'_>,
+) -> Result<(), FileError> {
+    let engine = gpu_access::engine_of(memory, CHUNKS, PIECE)?;
+    let pieces: VecDeque<Piece> = pieces(at, range.start, range.len()).collect();
+    let (filled, filling) = mpsc::channel();
+    if let [piece] = pieces.as_slices().0 {
+        let mut chunk = gpu_access::patient_chunk(&engine, PIECE)?;
+        load(file, fill, piece, &mut chunk)?;
+        return Copies { memory, engine: &engine, under_way: VecDeque::new() }.start_and_wait(piece, chunk);
+    }
+    let (jobs, waiting) = mpsc::channel::<(Piece, PinnedChunk)>();
+    let waiting = Mutex::new(waiting);
+    thread::scope(|scope| {
+        for _ in 0..READERS.min(pieces.len()) {
+            let (waiting, filled) = (&waiting, filled.clone());
+            let work = move || {
+                while let Ok((piece, mut chunk)) = next(waiting) {
+                    let result = load(file, fill, &piece, &mut chunk);
+                    if filled.send((piece, chunk, result)).is_err() {
+                        break;
+                    }
+                }
+            };
+            let started = thread::Builder::new().name("nb-read".to_owned()).spawn_scoped(scope, work);
+            started.map_err(|source| file.failed("read", at, source))?;
+        }
+        let copies = Copies { memory, engine: &engine, under_way: VecDeque::new() };
+        // Dropping `jobs` at the end lets the readers end.
+        copies.run(pieces, jobs, &filling)
+    })
+}
+
+fn next(waiting: &Mutex<mpsc::Receiver<(Piece, PinnedChunk)>>) -> Result<(Piece, PinnedChunk), mpsc::RecvError> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner).recv()
+}
+
+type Filled = (Piece, PinnedChunk, Result<(), FileError>);
+
+struct Copies<'a> {
+    memory: &'a GpuMemory,
+    engine: &'a CopyEngine,
+    under_way: VecDeque<PendingCopy>,
+}
+
+impl Copies<'_> {
+    /// Hands out buffers, and starts a copy of each that comes back. After an error it only waits for
+    /// what is under way.
+    fn run(
+        mut self,
+        mut pieces: VecDeque<Piece>,
+        jobs: mpsc::Sender<(Piece, PinnedChunk)>,
+        filled: &mpsc::Receiver<Filled>,
+    ) -> Result<(), FileError> {
+        let (mut reading, mut result) = (0_usize, Ok(()));
+        loop {
+            self.retire(false)?;
+            while result.is_ok()
+                && !pieces.is_empty()
+                && let Some(chunk) = self.engine.take_chunk()
+                && let Some(piece) = pieces.pop_front()
+            {
+                // It fails only if all readers have panicked.
+                let _ = jobs.send((piece, chunk));
+                reading += 1;
+            }
+            if reading > 0 {
+                let Ok((piece, chunk, loaded)) = filled.recv() else { break };
+                reading -= 1;
+                let started = loaded.and_then(|()| self.start(&piece, chunk));
+                result = result.and(started);
+            } else if self.under_way.is_empty() && (pieces.is_empty() || result.is_err()) {
+                break;
+            } else {
+                self.retire(true)?;
+            }
+        }
+        result
+    }
+
+    fn start_and_wait(mut self, piece: &Piece, chunk: PinnedChunk) -> Result<(), FileError> {
+        self.start(piece, chunk)?;
+        self.retire(true)
+    }
+
+    fn start(&mut self, piece: &Piece, chunk: PinnedChunk) -> Result<(), FileError> {
+        let wanted = piece.wanted.clone();
+        self.under_way.push_back(self.engine.start_write_from(self.memory, piece.memory, chunk, wanted)?);
+        Ok(())
+    }
+
+    /// Releases buffers whose copies are complete; waits for the first if told so.
+    fn retire(&mut self, wait: bool) -> Result<(), FileError> {
+        let mut wait = wait;
+        while let Some(copy) = self.under_way.front() {
+            if !wait && !self.engine.poll(copy)? {
+                break;
+            }
+            if let Some(copy) = self.under_way.pop_front() {
+                gpu_access::wait(self.engine, copy, PIECE)?;
+            }
+            wait = false;
+        }
+        Ok(())
+    }
+}
+
+/// Fills a buffer.
+fn load(file: &File, fill: Fill<'_>, piece: &Piece, chunk: &mut PinnedChunk) -> Result<(), FileError> {
+    // A chunk that was just taken has no clones.
+    let Some(room) = chunk.get_mut() else { return Ok(()) };
+    let (source, alignment) = match fill {
+        Fill::Direct(direct) => (Some(&direct.file), direct.alignment),
+        Fill::Buffered => (None, 1),
+    };
+    let start = piece.wanted.start - piece.wanted.start % alignment;
+    let end = piece.aligned_len(alignment);
+    let mut done = start;
+    while done < piece.wanted.end {
+        let at = piece.file + done as u64;
+        let room = &mut room[done..end];
+        let read = match source {
+            Some(direct) => direct.read_at(room, at),
+            None => file.read_at(room, at),
+        };
+        match read {
+            Ok(0) => return Err(file.failed("read", at, io::ErrorKind::UnexpectedEof.into())),
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(file.failed("read", at, error)),
+        }
+    }
+    Ok(())
+}
