@@ -196,8 +196,11 @@ fn atomics_on_gpu_memory_happen_once_and_return_the_value_before() {
 fn a_message_with_an_atomic_behind_it_is_loaded() {
     const SIZE: usize = 2000;
     let gpu = StandIn::program();
+    // The calibration finds loads of this size faster, however busy the machine is.
+    gpu.set_copy_delay_us(200);
     let (a, b) = pair("127.81.12.1", 4096, Mtu::Mtu4096);
     let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Window));
+    gpu.set_copy_delay_us(0);
     let (write, old) = ([at_a.sge(0, SIZE)], [at_a.sge(4096, 8)]);
     let put = SendRequest::new(1, Operation::Write(at_b.remote(0)), &write);
     let add = Operation::FetchAdd { remote: at_b.remote(8192), add: 1 };
