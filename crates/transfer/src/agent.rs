@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nobounce::{ConnectOptions, Device, Listener, RegisterError};
 use nobounce_nic::EventFd;
 
+use crate::allow::AllowList;
 use crate::error::AgentError;
 use crate::exports::Metadata;
 use crate::frame::{Frame, MAX_EXPORTS, MAX_NAME};
@@ -39,11 +40,13 @@ pub struct AgentOptions {
     pub silence: Duration,
     /// Requests outstanding on each lane.
     pub depth: usize,
+    /// Who may connect to an agent that listens.
+    pub allow: AllowList,
 }
 
 impl Default for AgentOptions {
     fn default() -> Self {
-        Self { lanes: 1, silence: Duration::from_secs(5), depth: 256 }
+        Self { lanes: 1, silence: Duration::from_secs(5), depth: 256, allow: AllowList::default() }
     }
 }
 
@@ -124,7 +127,8 @@ impl Agent {
         let listener = device.listen_with(addr, &agent.options.connect_options(GREET_WITHIN))?;
         let (addr, stop) = (listener.local_addr(), Arc::new(EventFd::new()?));
         let (shared, stopped) = (agent.shared.clone(), stop.clone());
-        let accept = move || accept_all(&Arc::new(listener), &shared, &stopped);
+        let allow = agent.options.allow.clone();
+        let accept = move || accept_all(&Arc::new(listener), &allow, &shared, &stopped);
         let thread =
             Mutex::new(Some(std::thread::Builder::new().name("nb-accept".to_owned()).spawn(accept)?));
         agent.acceptor = Some(Acceptor { addr, stop, thread });
@@ -274,6 +278,12 @@ impl Agent {
         self.shared.notification(timeout)
     }
 
+    /// The next message of a peer, with the peer; `None` if none comes in time.
+    pub fn message(&self, timeout: Duration) -> Option<(Peer, Vec<u8>)> {
+        let (inner, bytes) = self.shared.inbox.take(timeout)?;
+        Some((Peer { inner, shared: self.shared.clone() }, bytes))
+    }
+
     /// A descriptor for event loops: readable while [`take_events`](Self::take_events) has something.
     /// Events are recorded from the first call on.
     pub fn event_fd(&self) -> RawFd {
@@ -313,7 +323,7 @@ impl Drop for Agent {
 }
 
 /// The acceptor thread. Each client gets a thread for its handshake, as long as there are few of them.
-fn accept_all(listener: &Arc<Listener>, shared: &Arc<Shared>, stop: &EventFd) {
+fn accept_all(listener: &Arc<Listener>, allow: &AllowList, shared: &Arc<Shared>, stop: &EventFd) {
     let greeting = Arc::new(AtomicUsize::new(0));
     let interest = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     loop {
@@ -328,6 +338,13 @@ fn accept_all(listener: &Arc<Listener>, shared: &Arc<Shared>, stop: &EventFd) {
         }
         let accepted = listener.accept_pending().and_then(|pending| {
             let Some((stream, addr)) = pending else { return Ok(()) };
+            if !allow.admits(addr.ip()) {
+                tracing::warn!(
+                    "a client at {} was refused: it is not in the list of allowed peers",
+                    addr.ip()
+                );
+                return Ok(());
+            }
             greeting.fetch_add(1, Ordering::Relaxed);
             let (listener, shared, ended) = (listener.clone(), shared.clone(), greeting.clone());
             let greet = move || {

@@ -86,6 +86,9 @@ pub enum TransferError {
     /// The tag is too long.
     #[error("a tag of {0} bytes: the limit is {max}", max = crate::frame::MAX_TAG)]
     Tag(usize),
+    /// The message is too long.
+    #[error("a message of {0} bytes: the limit is {max}", max = crate::frame::MAX_MESSAGE)]
+    Message(usize),
     /// The peer's hardware NIC cannot reach the memory.
     #[error(
         "region {0:?} of the peer is staged GPU memory that its NIC cannot reach: let the peer write or read, or \

@@ -13,6 +13,8 @@ pub const MAX_NAME: usize = 256;
 pub(crate) const MAX_EXPORTS: usize = 1 << 16;
 /// Longest reason that is sent to a peer.
 pub(crate) const MAX_REASON: usize = 512;
+/// Longest message between applications.
+pub const MAX_MESSAGE: usize = 1024;
 /// Longest frame.
 pub(crate) const MAX_FRAME: usize = 2048;
 
@@ -58,6 +60,10 @@ pub(crate) enum Frame {
     KeepAlive,
     /// The sender closes.
     Bye,
+    /// For the application.
+    Message {
+        bytes: Vec<u8>,
+    },
 }
 
 /// A frame that cannot be understood.
@@ -97,6 +103,7 @@ impl Frame {
                 name.len() <= MAX_NAME
             }
             Self::Announce { tag, .. } => tag.len() <= MAX_TAG,
+            Self::Message { bytes } => bytes.len() <= MAX_MESSAGE,
             Self::Failed { reason, .. } => reason.len() <= MAX_REASON,
             Self::Version { .. } | Self::Done { .. } | Self::KeepAlive | Self::Bye => true,
         }
@@ -123,6 +130,7 @@ mod tests {
             Frame::Announce { id: 1, tag: vec![0xff; MAX_TAG] },
             Frame::Failed { id: 1, is_aborted: true, reason: "r".repeat(MAX_REASON) },
             Frame::KeepAlive,
+            Frame::Message { bytes: vec![1; MAX_MESSAGE] },
         ];
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.append(&mut bytes));
@@ -142,6 +150,7 @@ mod tests {
             Frame::Announce { id: 1, tag: vec![0; MAX_TAG + 1] },
             Frame::Withdraw { name: "n".repeat(MAX_NAME + 1), version: 1 },
             Frame::Failed { id: 1, is_aborted: false, reason: "r".repeat(MAX_REASON + 1) },
+            Frame::Message { bytes: vec![0; MAX_MESSAGE + 1] },
         ];
         for frame in long {
             let mut bytes = Vec::new();

@@ -58,6 +58,7 @@
 #![deny(unsafe_code)]
 
 mod agent;
+mod allow;
 mod error;
 mod exports;
 mod frame;
@@ -69,6 +70,7 @@ mod lanes;
 mod link;
 #[allow(unsafe_code)] // registering memory is a promise about it
 mod memory;
+mod message;
 mod notification;
 mod peer;
 mod pieces;
@@ -78,8 +80,9 @@ mod transfer;
 mod wire;
 
 pub use agent::{Agent, AgentOptions};
+pub use allow::{AllowList, AllowListError};
 pub use error::{AgentError, Gone, TransferError};
-pub use frame::{MAX_NAME, MAX_TAG};
+pub use frame::{MAX_MESSAGE, MAX_NAME, MAX_TAG};
 pub use job::{Direction, Gate};
 pub use memory::{Foreign, Owner, View};
 pub use notification::{Notification, Outcome};

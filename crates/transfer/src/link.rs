@@ -224,6 +224,12 @@ impl Link {
             Frame::Failed { id, is_aborted, reason } => {
                 self.notify(id, notification::failure(is_aborted, &reason))?;
             }
+            Frame::Message { bytes } => {
+                if !self.shared.inbox.add(&self.peer, bytes) {
+                    return Err(Gone::Protocol("more messages than this agent's application takes"));
+                }
+                self.shared.tell(Event::Message);
+            }
             Frame::KeepAlive => {}
             Frame::Bye => return Err(Gone::Closed),
         }

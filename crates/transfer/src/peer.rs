@@ -8,7 +8,7 @@ use nobounce::memory::gpu::{StreamError, StreamEvent};
 
 use crate::error::{AgentError, Gone, TransferError};
 use crate::exports::Metadata;
-use crate::frame::MAX_TAG;
+use crate::frame::{Frame, MAX_MESSAGE, MAX_TAG};
 use crate::job::{Direction, Gate, Job, JobPart};
 use crate::memory::View;
 use crate::pieces::{self, Pages, Piece};
@@ -142,6 +142,26 @@ impl Peer {
         }
         self.inner.change(|state| state.learn(metadata.exports));
         Ok(())
+    }
+
+    /// Sends a short message to the application of the peer, which gets it from
+    /// [`Agent::message`](crate::Agent::message) after everything that was sent before.
+    ///
+    /// # Errors
+    /// It is too long, or the peer is gone.
+    pub fn send_message(&self, bytes: &[u8]) -> Result<(), TransferError> {
+        if bytes.len() > MAX_MESSAGE {
+            return Err(TransferError::Message(bytes.len()));
+        }
+        self.check_here()?;
+        let frame = Frame::Message { bytes: bytes.to_vec() };
+        self.shared.push([Command::SendTo { peer: self.inner.key, frame }]);
+        Ok(())
+    }
+
+    /// A number that no other peer of this agent has.
+    pub fn number(&self) -> u64 {
+        self.inner.key
     }
 
     /// Closes the connection. The peer sees it; transfers in flight fail.

@@ -115,6 +115,11 @@ impl Service {
                 }
             }
             Command::Send(frame) => self.links.iter_mut().for_each(|link| link.send(&frame)),
+            Command::SendTo { peer, frame } => {
+                if let Some(link) = self.link(peer) {
+                    link.send(&frame);
+                }
+            }
             Command::Close { peer } => self.end(peer, Gone::ClosedHere),
             Command::Poll => {}
             Command::Stop => self.is_stopped = true,

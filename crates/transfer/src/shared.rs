@@ -14,6 +14,7 @@ use crate::exports::Exports;
 use crate::frame::Frame;
 use crate::job::Job;
 use crate::memory::Registrations;
+use crate::message::{Inbox, Unread};
 use crate::notification::{MAX_OF_ALL, Notification, Outcome};
 use crate::transfer::{Summary, TransferState};
 use crate::wire::Wire;
@@ -28,6 +29,8 @@ pub enum Event {
     Notification,
     /// A peer has connected, exported or withdrawn a region, or is gone.
     Peer,
+    /// A message has arrived.
+    Message,
 }
 
 /// A peer as both sides of the agent know it.
@@ -39,6 +42,7 @@ pub(crate) struct PeerShared {
     pub(crate) addr: String,
     /// Transfers that it announced, until their notifications are taken.
     pub(crate) promised: AtomicUsize,
+    pub(crate) unread: Unread,
     state: Mutex<PeerState>,
     pub(crate) changed: Condvar,
 }
@@ -86,7 +90,7 @@ impl PeerState {
 impl PeerShared {
     pub(crate) fn new(key: u64, name: String, generation: u64, addr: String) -> Self {
         let (promised, state, changed) = (AtomicUsize::new(0), Mutex::default(), Condvar::new());
-        Self { key, name, generation, addr, promised, state, changed }
+        Self { key, name, generation, addr, promised, unread: Unread::default(), state, changed }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, PeerState> {
@@ -133,6 +137,11 @@ pub(crate) enum Command {
     },
     /// To all peers.
     Send(Frame),
+    /// To one of them.
+    SendTo {
+        peer: u64,
+        frame: Frame,
+    },
     Close {
         peer: u64,
     },
@@ -154,6 +163,7 @@ struct Events {
     transfers: Vec<u64>,
     has_notification: bool,
     has_peer: bool,
+    has_message: bool,
 }
 
 /// Counters of an agent.
@@ -181,6 +191,7 @@ pub(crate) struct Shared {
     notified: Condvar,
     /// Transfers that were announced, until their notifications are taken.
     promised: AtomicUsize,
+    pub(crate) inbox: Inbox,
     pub(crate) arrived: Mutex<VecDeque<Arc<PeerShared>>>,
     pub(crate) arrival: Condvar,
     pub(crate) exports: Mutex<Exports>,
@@ -202,6 +213,7 @@ impl Shared {
             notifications: Mutex::default(),
             notified: Condvar::new(),
             promised: AtomicUsize::new(0),
+            inbox: Inbox::default(),
             arrived: Mutex::default(),
             arrival: Condvar::new(),
             exports: Mutex::default(),
@@ -342,6 +354,7 @@ impl Shared {
             Event::Transfer(id) => events.transfers.push(id),
             Event::Notification => events.has_notification = true,
             Event::Peer => events.has_peer = true,
+            Event::Message => events.has_message = true,
         }
         self.event.raise();
     }
@@ -359,6 +372,7 @@ impl Shared {
             std::mem::take(&mut events.transfers).into_iter().map(Event::Transfer).collect();
         found.extend(std::mem::take(&mut events.has_notification).then_some(Event::Notification));
         found.extend(std::mem::take(&mut events.has_peer).then_some(Event::Peer));
+        found.extend(std::mem::take(&mut events.has_message).then_some(Event::Message));
         found
     }
 }
