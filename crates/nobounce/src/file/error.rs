@@ -30,7 +30,9 @@ pub enum FileError {
         what: &'static str,
     },
     /// The range is not inside the file; nothing was read.
-    #[error("{len} bytes at offset {offset} are not inside of {name}, which has {size} bytes; nothing was read")]
+    #[error(
+        "{len} bytes at offset {offset} are not inside of {name}, which has {size} bytes; nothing was read"
+    )]
     OutOfBounds {
         /// Name of the file.
         name: String,

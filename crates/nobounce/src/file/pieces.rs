@@ -41,7 +41,8 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_read_once() {
-        for (at, len) in [(0, 1), (0, PIECE), (7, PIECE), (PIECE - 1, 2), (3 * PIECE + 5, 2 * PIECE), (9, 0)] {
+        for (at, len) in [(0, 1), (0, PIECE), (7, PIECE), (PIECE - 1, 2), (3 * PIECE + 5, 2 * PIECE), (9, 0)]
+        {
             let (mut memory, mut file) = (100, at as u64);
             for piece in pieces(at as u64, 100, len) {
                 assert_eq!(piece.file % PIECE as u64, 0);

@@ -7,10 +7,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::FileOptions;
 use super::error::FileError;
 use super::open::File;
 use super::report::FileReport;
-use super::FileOptions;
 use crate::region::Region;
 
 /// Threads that read and write files in the background. Dropping it ends them after their present job;
@@ -132,7 +132,9 @@ impl Shared {
         loop {
             let idle = |jobs: &mut Jobs| jobs.waiting.is_empty() && !jobs.is_closed;
             let waited = self.added.wait_while(self.lock(), idle);
-            let Some(job) = waited.unwrap_or_else(PoisonError::into_inner).waiting.pop_front() else { return };
+            let Some(job) = waited.unwrap_or_else(PoisonError::into_inner).waiting.pop_front() else {
+                return;
+            };
             let Job { region, file, offset, range, options, is_read, state } = job;
             let result = if is_read {
                 region.read_file_with(&file, offset, range, options)

@@ -4,16 +4,16 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use nobounce_memory::FileMapping;
 use nobounce_memory::gpu::{GpuMemory, GpuWindow};
 use nobounce_memory::path::{Mechanism, Reason, Require};
-use nobounce_memory::FileMapping;
 
+use super::FileOptions;
 use super::error::FileError;
 use super::open::File;
 use super::pieces::PIECE;
 use super::report::FileReport;
 use super::staged::{self, Fill};
-use super::FileOptions;
 use crate::gpu_access;
 use crate::region::{Region, RegionPlace};
 
@@ -89,7 +89,9 @@ impl GpuRead<'_> {
             return staged::read(self.memory, self.file, offset, range, self.fill_without_window(offset));
         };
         let end = usize::try_from(offset).ok().and_then(|at| at.checked_add(range.len()));
-        let end = end.ok_or_else(|| self.file.failed("map", offset, std::io::Error::from_raw_os_error(libc::EOVERFLOW)))?;
+        let end = end.ok_or_else(|| {
+            self.file.failed("map", offset, std::io::Error::from_raw_os_error(libc::EOVERFLOW))
+        })?;
         let cache = self.file.mapping(end)?;
         // Both are in memory: the difference fits.
         let start = end - range.len();

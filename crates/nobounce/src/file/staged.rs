@@ -67,7 +67,9 @@ pub(super) fn read(
     })
 }
 
-fn next(waiting: &Mutex<mpsc::Receiver<(Piece, PinnedChunk)>>) -> Result<(Piece, PinnedChunk), mpsc::RecvError> {
+fn next(
+    waiting: &Mutex<mpsc::Receiver<(Piece, PinnedChunk)>>,
+) -> Result<(Piece, PinnedChunk), mpsc::RecvError> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner).recv()
 }
 

@@ -107,8 +107,14 @@ fn gpu_memory() {
     let device = device("127.75.1.3");
     let bytes = pattern(5 * MIB + 77, 2);
     let temporary = Temporary::new("gpu", &bytes);
-    let ranges =
-        [(0, 0, 5 * MIB + 77), (3, 11, 4 * MIB + 5), (MIB - 1, 0, MIB + 2), (4097, 5, 4096), (0, 0, 1), (8, 8, 0)];
+    let ranges = [
+        (0, 0, 5 * MIB + 77),
+        (3, 11, 4 * MIB + 5),
+        (MIB - 1, 0, MIB + 2),
+        (4097, 5, 4096),
+        (0, 0, 1),
+        (8, 8, 0),
+    ];
     let window = GpuOptions::default();
     for options in [window, GpuOptions { window: false, ..window }] {
         let region = device.register_gpu_on(0, 6 * MIB, options).unwrap();

@@ -1,0 +1,308 @@
+//! The requesting end.
+
+use std::collections::HashMap;
+use std::net::ToSocketAddrs;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nobounce::Device;
+use nobounce_nic::EventFd;
+use nobounce_transfer::{Agent, AgentOptions, Outcome, Peer, View};
+
+use crate::error::ClientError;
+use crate::request::{FileRange, Kind, MAX_FILES, MAX_PATH, MAX_RANGES, Request, of_tag};
+use crate::server::wait;
+
+/// A connection with a file server.
+#[derive(Debug)]
+pub struct FileClient {
+    shared: Arc<Shared>,
+    peer: Peer,
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    agent: Agent,
+    /// Requests without an answer.
+    open: Mutex<HashMap<u64, Open>>,
+}
+
+#[derive(Debug)]
+struct Open {
+    state: Arc<State>,
+    /// It stays exported.
+    _memory: Option<FileMemory>,
+}
+
+/// Memory that this server, and no other peer, may use until the last clone is gone.
+#[derive(Clone, Debug)]
+pub struct FileMemory(Arc<Exported>);
+
+#[derive(Debug)]
+struct Exported {
+    shared: Arc<Shared>,
+    name: String,
+    view: View,
+}
+
+impl FileMemory {
+    /// The memory.
+    pub fn view(&self) -> &View {
+        &self.0.view
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        self.shared.agent.withdraw(&self.name);
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    result: Mutex<Option<Result<Answer, ClientError>>>,
+    ended: Condvar,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    bytes: u64,
+    size: u64,
+}
+
+/// A request in flight. Dropping it does not cancel it: keep its memory until it has ended.
+#[derive(Clone, Debug)]
+pub struct FileTicket(Arc<State>);
+
+impl FileClient {
+    /// Connects to a server.
+    ///
+    /// # Errors
+    /// Nothing listens there, no file server does, or it does not admit this client.
+    pub fn connect(
+        device: &Device,
+        addr: impl ToSocketAddrs,
+        timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        Self::connect_with(device, addr, AgentOptions::default(), timeout)
+    }
+
+    /// As [`connect`](Self::connect), with options of the connection.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub fn connect_with(
+        device: &Device,
+        addr: impl ToSocketAddrs,
+        options: AgentOptions,
+        timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        let addrs: Vec<_> = addr.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+        let name = addrs.first().map_or_else(|| "an unknown host".to_owned(), ToString::to_string);
+        let failed = |reason: String| ClientError::Connect { addr: name.clone(), reason };
+        let agent = Agent::new(device, "files", options).map_err(|error| failed(error.to_string()))?;
+        let events = agent.event_fd();
+        let peer = agent.connect(&addrs[..], timeout).map_err(|error| failed(error.to_string()))?;
+        let shared = Arc::new(Shared { agent, open: Mutex::default() });
+        let stop = Arc::new(EventFd::new().map_err(|error| failed(error.to_string()))?);
+        let (told, with, stopped) = (shared.clone(), peer.clone(), stop.clone());
+        let run = move || told.run(&with, events, &stopped);
+        let thread = thread::Builder::new().name("nb-files".to_owned()).spawn(run);
+        let thread = Some(thread.map_err(|error| failed(error.to_string()))?);
+        Ok(Self { shared, peer, stop, thread, next: AtomicU64::new(1) })
+    }
+
+    /// Host memory that the client allocates, for the server.
+    ///
+    /// # Errors
+    /// It cannot be registered.
+    pub fn register(&self, len: usize) -> Result<FileMemory, ClientError> {
+        let view = self.shared.agent.register(len).map_err(|error| ClientError::Export(error.to_string()))?;
+        self.export(&view)
+    }
+
+    /// Lets the server use memory of the caller: a view of [`agent`](Self::agent)'s, or
+    /// [`View::of`] a region of the same device.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub fn export(&self, view: &View) -> Result<FileMemory, ClientError> {
+        let name = format!("memory-{}", self.next.fetch_add(1, Ordering::Relaxed));
+        let exported = self.shared.agent.export(&name, view);
+        exported.map_err(|error| ClientError::Export(error.to_string()))?;
+        Ok(FileMemory(Arc::new(Exported { shared: self.shared.clone(), name, view: view.clone() })))
+    }
+
+    /// The agent: it registers memory, and has counters.
+    pub fn agent(&self) -> &Agent {
+        &self.shared.agent
+    }
+
+    /// The size of a file.
+    ///
+    /// # Errors
+    /// There is no such file, the server is gone, or no answer comes in time.
+    pub fn stat(&self, path: &str, timeout: Duration) -> Result<u64, ClientError> {
+        self.request(Kind::Stat, None, &[(path, &[])])?.answer(timeout).map(|answer| answer.size)
+    }
+
+    /// Has the server write ranges of files into the memory.
+    ///
+    /// # Errors
+    /// A path or the list is too long, a range is not inside the memory, or the server is gone. Errors
+    /// of the server are those of the ticket.
+    pub fn read(
+        &self,
+        memory: &FileMemory,
+        files: &[(&str, &[FileRange])],
+    ) -> Result<FileTicket, ClientError> {
+        self.request(Kind::Read, Some(memory), files)
+    }
+
+    /// Has the server read ranges of the memory into files, which grow as needed.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read).
+    pub fn write(
+        &self,
+        memory: &FileMemory,
+        files: &[(&str, &[FileRange])],
+    ) -> Result<FileTicket, ClientError> {
+        self.request(Kind::Write, Some(memory), files)
+    }
+
+    fn request(
+        &self,
+        kind: Kind,
+        memory: Option<&FileMemory>,
+        files: &[(&str, &[FileRange])],
+    ) -> Result<FileTicket, ClientError> {
+        check(files, memory.map_or(0, |memory| memory.view().len()))?;
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let export = memory.map(|memory| memory.0.name.clone()).unwrap_or_default();
+        let mut request = Request::new(id, kind, export);
+        request.files = files.iter().map(|(path, ranges)| ((*path).to_owned(), ranges.to_vec())).collect();
+        let state = Arc::new(State { result: Mutex::default(), ended: Condvar::new() });
+        let open = Open { state: state.clone(), _memory: memory.cloned() };
+        self.shared.lock().insert(id, open);
+        let mut sent = request.messages().map(|message| self.peer.send_message(&message.encode()));
+        if let Some(error) = sent.find_map(Result::err) {
+            self.shared.end(id, Err(error.clone().into()));
+            return Err(error.into());
+        }
+        // The connection may have ended before the request was in the table.
+        if self.peer.gone().is_some() {
+            self.shared.end_all(&self.peer);
+        }
+        Ok(FileTicket(state))
+    }
+}
+
+fn check(files: &[(&str, &[FileRange])], size: u64) -> Result<(), ClientError> {
+    let count: usize = files.iter().map(|(_, ranges)| ranges.len()).sum();
+    if count > MAX_RANGES || files.len() > MAX_FILES {
+        return Err(ClientError::TooMany(count.max(files.len())));
+    }
+    if let Some((path, _)) = files.iter().find(|(path, _)| path.len() > MAX_PATH) {
+        return Err(ClientError::Path(path.len()));
+    }
+    let outside = |range: &&FileRange| range.memory.checked_add(range.len).is_none_or(|end| end > size);
+    match files.iter().flat_map(|(_, ranges)| *ranges).find(outside) {
+        Some(&FileRange { len, memory, .. }) => Err(ClientError::OutOfBounds { memory, len, size }),
+        None => Ok(()),
+    }
+}
+
+impl Drop for FileClient {
+    fn drop(&mut self) {
+        self.stop.raise();
+        let _ = self.thread.take().map(JoinHandle::join);
+        self.shared.agent.close();
+        self.shared.end_all(&self.peer);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread: gives answers to their tickets.
+    fn run(&self, peer: &Peer, events: RawFd, stop: &EventFd) {
+        while wait([events, stop.as_raw_fd()]) {
+            self.agent.take_events();
+            while let Some(found) = self.agent.try_notification() {
+                let Some((id, size)) = of_tag(&found.tag) else { continue };
+                self.end(
+                    id,
+                    match found.outcome {
+                        Outcome::Complete { bytes } => Ok(Answer { bytes, size }),
+                        Outcome::Failed { reason } | Outcome::Aborted { reason } => {
+                            Err(ClientError::Refused(reason))
+                        }
+                    },
+                );
+            }
+            if peer.gone().is_some() {
+                return self.end_all(peer);
+            }
+        }
+    }
+
+    fn end(&self, id: u64, result: Result<Answer, ClientError>) {
+        let Some(Open { state, .. }) = self.lock().remove(&id) else { return };
+        *state.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        state.ended.notify_all();
+    }
+
+    fn end_all(&self, peer: &Peer) {
+        let reason = peer.gone().map_or_else(|| "it was closed".to_owned(), |gone| gone.to_string());
+        let open: Vec<_> = self.lock().keys().copied().collect();
+        for id in open {
+            let addr = peer.addr().to_owned();
+            self.end(
+                id,
+                Err(ClientError::Connect { addr, reason: format!("the connection ended: {reason}") }),
+            );
+        }
+    }
+}
+
+impl FileTicket {
+    /// Whether the request has ended.
+    pub fn is_done(&self) -> bool {
+        self.0.result.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Waits for the end, and returns the bytes moved. They are visible to the host and to kernels that
+    /// are launched from now on.
+    ///
+    /// # Errors
+    /// The server refused the request or is gone, a file failed, or there is no answer yet. A part of
+    /// the bytes may have moved.
+    pub fn wait(&self, timeout: Duration) -> Result<u64, ClientError> {
+        self.answer(timeout).map(|answer| answer.bytes)
+    }
+
+    fn answer(&self, timeout: Duration) -> Result<Answer, ClientError> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut result = self.0.result.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(result) = &*result {
+                return result.clone();
+            }
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(ClientError::Timeout(timeout));
+            }
+            let waited = self.0.ended.wait_timeout(result, left.min(Duration::from_secs(3600)));
+            result = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
