@@ -11,7 +11,7 @@ import sys
 from from_pip import ROOT, environment
 
 TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
-PACKAGES = ["pytest", "numpy", "uvloop", "mypy"]
+PACKAGES = ["pytest", "numpy", "uvloop", "mypy", "safetensors"]
 
 
 def built():

@@ -31,5 +31,9 @@ class ListError(Error, ValueError):
     """A list of pages or pieces, or memory, that cannot be used."""
 
 
+class FileError(Error, OSError):
+    """A file that is missing, too short, or cannot be read or written."""
+
+
 class Cancelled(Error):
     """The transfer was cancelled."""

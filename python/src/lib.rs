@@ -5,6 +5,7 @@
 
 mod agent;
 mod failure;
+mod files;
 mod log;
 mod memory;
 mod peer;
@@ -22,5 +23,10 @@ fn _nobounce(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<peer::Remote>()?;
     module.add_class::<peer::Announcement>()?;
     module.add_class::<transfer::Transfer>()?;
+    module.add_class::<files::Files>()?;
+    module.add_class::<files::FileTicket>()?;
+    module.add_class::<files::FileServer>()?;
+    module.add_function(wrap_pyfunction!(files::move_file, module)?)?;
+    module.add_function(wrap_pyfunction!(files::file_counters, module)?)?;
     module.add_function(wrap_pyfunction!(log::take_log, module)?)
 }

@@ -9,6 +9,7 @@
 //!
 //! ```text
 //! generate     man pages, completions
+//! serve              files for the memory of peers
 //! ui  top  metrics   the page, the terminal, Prometheus
 //! cdi          containers on nb0
 //! run          other programs on nb0
@@ -40,6 +41,7 @@ mod log;
 mod metrics;
 mod predict;
 mod run;
+mod serve;
 mod size;
 #[cfg(feature = "top")]
 mod top;
@@ -88,6 +90,7 @@ enum Command {
     Top(top::args::TopArgs),
 
     Metrics(metrics::args::MetricsArgs),
+    Serve(serve::args::ServeArgs),
 
     /// Write man pages or shell completions; `make install` uses it
     #[command(hide = true)]
@@ -142,6 +145,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         #[cfg(feature = "top")]
         Command::Top(args) => return top::main(&args),
         Command::Metrics(args) => return metrics::main(&args),
+        Command::Serve(args) => return serve::main(&args),
         Command::Generate(args) => generate::main::<Cli>(&args).map(|()| bench::Verdict::Fine)?,
         Command::Demo(args) => bench::demo::main(&args)?,
         Command::Bench(args) if args.gpu_initiated => initiated::main(&args)?,

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use nobounce_memory::gpu::calibration::{Calibration, USUAL_CROSSOVER};
 use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError, PendingCopy, PinnedChunk};
 use nobounce_memory::gpu::{GpuMemory, GpuWindow};
+use nobounce_memory::path::Mechanism;
 
 use crate::access::AccessError;
 
@@ -32,6 +33,15 @@ pub(crate) enum Way {
     Window,
     /// The copy engine, into pinned memory.
     CopyEngine,
+}
+
+impl Way {
+    pub(crate) fn mechanism(self) -> Mechanism {
+        match self {
+            Self::Window => Mechanism::Window,
+            Self::CopyEngine => Mechanism::CopyEngine,
+        }
+    }
 }
 
 /// Copies bytes out of GPU memory.

@@ -10,6 +10,8 @@
 //! [`Require::Direct`] excludes the second one.
 
 mod error;
+#[allow(unsafe_code)] // the caller promises what it says about memory
+mod local;
 mod open;
 mod pieces;
 mod queue;
@@ -19,6 +21,7 @@ mod staged;
 mod write;
 
 pub use error::FileError;
+pub use local::LocalMemory;
 pub use open::File;
 pub use queue::{FileJob, FileQueue};
 pub use report::{FileCounters, FileReport, StagedFile, file_counters};

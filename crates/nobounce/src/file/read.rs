@@ -43,26 +43,37 @@ impl Region {
         options: FileOptions,
     ) -> Result<FileReport, FileError> {
         self.check_range(&range)?;
-        let len = range.len();
-        let size = file.size()?;
-        if offset.checked_add(len as u64).is_none_or(|end| end > size) {
-            return Err(FileError::OutOfBounds { name: file.name().to_owned(), offset, len, size });
+        read(self.place(), file, offset, range, options)
+    }
+}
+
+/// Reads into a range that is inside of the memory.
+pub(super) fn read(
+    place: RegionPlace<'_>,
+    file: &File,
+    offset: u64,
+    range: Range<usize>,
+    options: FileOptions,
+) -> Result<FileReport, FileError> {
+    let len = range.len();
+    let size = file.size()?;
+    if offset.checked_add(len as u64).is_none_or(|end| end > size) {
+        return Err(FileError::OutOfBounds { name: file.name().to_owned(), offset, len, size });
+    }
+    let mut report = FileReport::default();
+    let read = match place {
+        RegionPlace::Cpu(window) => {
+            report.count(Mechanism::Cpu, len);
+            let read = window.read_file(range, file.as_fd(), offset);
+            read.map_err(|error| FileError::of_io("read", file.name(), offset, error))
         }
-        let mut report = FileReport::default();
-        let read = match self.place() {
-            RegionPlace::Cpu(window) => {
-                report.count(Mechanism::Cpu, len);
-                let read = window.read_file(range, file.as_fd(), offset);
-                read.map_err(|error| FileError::of_io("read", file.name(), offset, error))
-            }
-            RegionPlace::Gpu(memory) => {
-                GpuRead { memory, file, require: options.require }.run(offset, range, &mut report)
-            }
-        };
-        match read {
-            Ok(()) => Ok(report.finish(true)),
-            Err(error) => Err(truncated(file, offset + len as u64).unwrap_or(error)),
+        RegionPlace::Gpu(memory) => {
+            GpuRead { memory, file, require: options.require }.run(offset, range, &mut report)
         }
+    };
+    match read {
+        Ok(()) => Ok(report.finish(true)),
+        Err(error) => Err(truncated(file, offset + len as u64).unwrap_or(error)),
     }
 }
 

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use nobounce_memory::path::{Mechanism, Reason, Require};
+use nobounce_memory::path::{Mechanism, Path, Require};
 
 use super::FileOptions;
 use super::error::FileError;
 use super::open::File;
 use super::report::FileReport;
-use crate::gpu_access::{self, Way};
+use crate::gpu_access;
 use crate::region::{Region, RegionPlace};
 
 impl Region {
@@ -36,37 +36,47 @@ impl Region {
         options: FileOptions,
     ) -> Result<FileReport, FileError> {
         self.check_range(&range)?;
-        let mut report = FileReport::default();
-        match self.place() {
-            RegionPlace::Cpu(window) => {
-                report.count(Mechanism::Cpu, range.len());
-                let written = window.write_file(range, file.as_fd(), offset);
-                written.map_err(|error| FileError::of_io("write", file.name(), offset, error))?;
-            }
-            RegionPlace::Gpu(memory) => {
-                if let nobounce_memory::path::Path::Staged(reason) = &memory.paths().outbound {
-                    let reason: Reason = reason.clone();
-                    if options.require == Require::Direct {
-                        return Err(FileError::NotDirect { name: file.name().to_owned(), reason });
-                    }
-                    report.count_staged(&reason, range.len());
-                }
-                let is_staged = !report.staged.is_empty();
-                let mut at = offset;
-                gpu_access::read_pieces(memory, range.start, range.len(), |bytes, way| {
-                    let mechanism = match way {
-                        Way::Window => Mechanism::Window,
-                        Way::CopyEngine => Mechanism::CopyEngine,
-                    };
-                    if !is_staged {
-                        report.count(mechanism, bytes.len());
-                    }
-                    file.write_all_at(bytes, at).map_err(|source| file.failed("write", at, source))?;
-                    at += bytes.len() as u64;
-                    Ok::<_, FileError>(())
-                })?;
-            }
-        }
-        Ok(report.finish(false))
+        write(self.place(), file, offset, range, options)
     }
+}
+
+/// Writes a range that is inside of the memory.
+pub(super) fn write(
+    place: RegionPlace<'_>,
+    file: &File,
+    offset: u64,
+    range: Range<usize>,
+    options: FileOptions,
+) -> Result<FileReport, FileError> {
+    let mut report = FileReport::default();
+    match place {
+        RegionPlace::Cpu(window) => {
+            report.count(Mechanism::Cpu, range.len());
+            let written = window.write_file(range, file.as_fd(), offset);
+            written.map_err(|error| FileError::of_io("write", file.name(), offset, error))?;
+        }
+        RegionPlace::Gpu(memory) => {
+            let mut is_staged = false;
+            if let Path::Staged(reason) = &memory.paths().outbound {
+                if options.require == Require::Direct {
+                    return Err(FileError::NotDirect {
+                        name: file.name().to_owned(),
+                        reason: reason.clone(),
+                    });
+                }
+                is_staged = true;
+                report.count_staged(reason, range.len());
+            }
+            let mut at = offset;
+            gpu_access::read_pieces(memory, range.start, range.len(), |bytes, way| {
+                if !is_staged {
+                    report.count(way.mechanism(), bytes.len());
+                }
+                file.write_all_at(bytes, at).map_err(|source| file.failed("write", at, source))?;
+                at += bytes.len() as u64;
+                Ok::<_, FileError>(())
+            })?;
+        }
+    }
+    Ok(report.finish(false))
 }

@@ -1,0 +1,119 @@
+//! Memory of the caller, without a NIC.
+
+use std::ops::Range;
+
+use nobounce_memory::gpu::{GpuMemory, GpuOptions, RegisterError};
+use nobounce_memory::path::Paths;
+use nobounce_memory::{AccessError, Window, guard};
+
+use super::error::FileError;
+use super::open::File;
+use super::report::FileReport;
+use super::{FileOptions, read, write};
+use crate::region::RegionPlace;
+
+/// Host or GPU memory that files are read into or written from. No device is opened, and peers cannot
+/// reach it.
+#[derive(Debug)]
+pub struct LocalMemory(Place);
+
+#[derive(Debug)]
+enum Place {
+    Host(Window),
+    Gpu(Box<GpuMemory>),
+}
+
+impl LocalMemory {
+    /// Host memory.
+    ///
+    /// # Errors
+    /// The fault guard cannot be installed.
+    ///
+    /// # Safety
+    /// While this object lives, files may be read into the memory; no Rust reference to it is live
+    /// meanwhile, and its addresses are not reused for something else.
+    pub unsafe fn host(base: *mut u8, len: usize) -> Result<Self, guard::InstallError> {
+        guard::ensure_installed()?;
+        // SAFETY: the caller's promise is the same.
+        Ok(Self(Place::Host(unsafe { Window::new(base, len) })))
+    }
+
+    /// Memory that CUDA knows.
+    ///
+    /// # Errors
+    /// It is no GPU memory, or a direct path is required and there is none.
+    ///
+    /// # Safety
+    /// As for [`host`](Self::host); free it after this object.
+    pub unsafe fn gpu(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+        let _ = guard::ensure_installed();
+        Ok(Self(Place::Gpu(Box::new(GpuMemory::register(addr, len, &options.with_environment())?))))
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Place::Host(window) => window.len(),
+            Place::Gpu(memory) => memory.len(),
+        }
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The path of its bytes; `None` for host memory.
+    pub fn paths(&self) -> Option<&Paths> {
+        match &self.0 {
+            Place::Host(_) => None,
+            Place::Gpu(memory) => Some(memory.paths()),
+        }
+    }
+
+    /// As [`Region::read_file_with`](crate::Region::read_file_with).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn read_file(
+        &self,
+        file: &File,
+        offset: u64,
+        range: Range<usize>,
+        options: FileOptions,
+    ) -> Result<FileReport, FileError> {
+        self.check(&range)?;
+        read::read(self.place(), file, offset, range, options)
+    }
+
+    /// As [`Region::write_file_with`](crate::Region::write_file_with).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn write_file(
+        &self,
+        file: &File,
+        offset: u64,
+        range: Range<usize>,
+        options: FileOptions,
+    ) -> Result<FileReport, FileError> {
+        self.check(&range)?;
+        write::write(self.place(), file, offset, range, options)
+    }
+
+    fn check(&self, range: &Range<usize>) -> Result<(), FileError> {
+        if range.start <= range.end && range.end <= self.len() {
+            return Ok(());
+        }
+        let len = range.end.saturating_sub(range.start);
+        let outside = AccessError::OutOfBounds { offset: range.start, len, window: self.len() };
+        Err(FileError::Memory(outside.into()))
+    }
+
+    fn place(&self) -> RegionPlace<'_> {
+        match &self.0 {
+            Place::Host(window) => RegionPlace::Cpu(*window),
+            Place::Gpu(memory) => memory.host().map_or(RegionPlace::Gpu(memory), RegionPlace::Cpu),
+        }
+    }
+}
