@@ -30,6 +30,7 @@
 mod bench;
 mod cdi;
 mod doctor;
+mod files;
 #[doc(hidden)]
 pub mod fuzzing;
 mod generate;
@@ -48,6 +49,7 @@ mod top;
 mod ui;
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -150,6 +152,9 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Demo(args) => bench::demo::main(&args)?,
         Command::Bench(args) if args.gpu_initiated => initiated::main(&args)?,
         Command::Bench(args) if args.kv => kv::main(&args)?,
+        Command::Bench(args) if args.files.is_some() => {
+            files::main(&args, args.files.as_deref().unwrap_or_else(|| Path::new(".")))?
+        }
         Command::Bench(args) => bench::main(&args)?,
         Command::Raw => {
             writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;

@@ -8,3 +8,27 @@ pub fn message(bytes: &[u8]) {
         assert_eq!(Message::decode(&message.encode()), Some(message));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_messages_are_refused_or_mean_the_same() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/files");
+        let files = std::fs::read_dir(folder).expect("fuzz/corpus/files must be there");
+        for file in files {
+            let path = file.unwrap().path();
+            let input = std::fs::read(&path).unwrap();
+            assert!(Message::decode(&input).is_some(), "{} is no message", path.display());
+            for at in 0..input.len() {
+                for bit in 0..8 {
+                    let mut changed = input.clone();
+                    changed[at] ^= 1 << bit;
+                    message(&changed);
+                }
+                message(&input[..at]);
+            }
+        }
+    }
+}

@@ -22,6 +22,7 @@ Examples:
   nobounce bench --memory gpu --plot gpu.svg        GPU memory: direct, staged and naive staging
   nobounce bench --gpu-initiated                    kernels put, get and signal themselves
   nobounce bench --kv --plot kv.svg                 lists of KV-cache pages between two processes
+  nobounce bench --files /var/tmp --memory gpu      files into GPU memory
   nobounce bench --busy 2 --op write,send --size 8,1M   beside two busy processes, compared with TCP
   nobounce bench --listen --addr eth0               on one machine, and on the other:
   nobounce bench --peer 10.0.0.7 --addr eth0
@@ -98,7 +99,12 @@ pub(crate) struct BenchArgs {
     #[arg(long, conflicts_with_all = ["gpu_initiated", "peer", "listen", "device", "busy", "op", "kind", "size", "qps", "wait", "mtu", "iters", "passes", "quick", "loss", "compare", "calibration"], help_heading = "What")]
     pub(crate) kv: bool,
 
-    /// One of the processes of --gpu-initiated or --kv
+    /// Files into memory, from DIR and from a file server that serves it; writes 512 MiB there, and
+    /// removes them at the end
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kv", "gpu_initiated", "plot", "peer", "listen", "device", "busy", "op", "kind", "size", "qps", "wait", "mtu", "iters", "passes", "quick", "loss", "compare", "calibration"], help_heading = "What")]
+    pub(crate) files: Option<PathBuf>,
+
+    /// One of the processes of --gpu-initiated, --kv or --files
     #[arg(long, hide = true, requires = "meet")]
     pub(crate) rank: Option<u32>,
 

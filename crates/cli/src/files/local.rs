@@ -1,0 +1,154 @@
+//! Reads of one process.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nobounce::file::{File, FileOptions};
+use nobounce::memory::HostBuffer;
+use nobounce::memory::gpu::naive;
+use nobounce::{Device, GpuOptions, Region};
+
+use super::FILE_LEN;
+use super::figures::{Cached, Cold};
+use crate::bench::model::float;
+use crate::bench::stats::median;
+
+/// Sizes of reads from the page cache.
+const SIZES: [u64; 7] = [4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20];
+/// Time for each measurement.
+const AIM: Duration = Duration::from_millis(250);
+/// Rounds of the cold reads.
+const ROUNDS: usize = 3;
+/// As fio: `--direct=1 --bs=1M --numjobs=4`.
+const JOBS: usize = 4;
+const BLOCK: usize = 1 << 20;
+
+pub(super) struct Local {
+    file: File,
+    region: Region,
+    /// The same without a window, for the pinned buffers.
+    pinned: Option<Region>,
+    host: HostBuffer,
+}
+
+impl Local {
+    pub(super) fn open(device: &Device, gpu: Option<i32>, path: &Path) -> anyhow::Result<Self> {
+        let len = usize::try_from(FILE_LEN)?;
+        let (region, pinned) = match gpu {
+            Some(gpu) => {
+                let options = GpuOptions::default();
+                let without = GpuOptions { window: false, ..options };
+                let pinned = device.register_gpu_on(gpu, len, without)?;
+                (device.register_gpu_on(gpu, len, options)?, Some(pinned))
+            }
+            None => (device.register(len)?, None),
+        };
+        Ok(Self { file: File::open(path)?, region, pinned, host: HostBuffer::new(len)? })
+    }
+
+    pub(super) fn cached(&self) -> anyhow::Result<Vec<Cached>> {
+        // The whole file is in the page cache from here on.
+        for at in (0..FILE_LEN).step_by(BLOCK) {
+            self.pread(at, BLOCK)?;
+        }
+        SIZES.iter().map(|bytes| self.cached_of(*bytes)).collect()
+    }
+
+    fn cached_of(&self, bytes: u64) -> anyhow::Result<Cached> {
+        let len = usize::try_from(bytes)?;
+        let read =
+            |region: &Region, at| region.read_file_with(&self.file, at, 0..len, FileOptions::default());
+        let report = read(&self.region, 0)?;
+        let paths = report.paths.list().into_iter().filter(|(_, tally)| tally.bytes > 0);
+        let path = paths.map(|(path, _)| path).collect::<Vec<_>>().join(", ");
+        let read_us = time(bytes, |at| Ok(read(&self.region, at).map(drop)?))?;
+        let (mut memcpy_us, mut pinned_us) = (None, None);
+        if let (Some(pinned), Some(buffer)) = (&self.pinned, self.region.gpu_buffer()) {
+            memcpy_us = Some(time(bytes, |at| {
+                self.pread(at, len)?;
+                naive::copy_to_gpu(buffer, 0, &self.host, 0, len)?;
+                Ok(naive::settle(buffer)?)
+            })?);
+            pinned_us = Some(time(bytes, |at| Ok(read(pinned, at).map(drop)?))?);
+        }
+        Ok(Cached { bytes, read_us, path, memcpy_us, pinned_us })
+    }
+
+    /// Both in turns. `None` where the file system has no `O_DIRECT`, or keeps pages in memory.
+    pub(super) fn cold(&self, path: &Path) -> anyhow::Result<Option<Cold>> {
+        if self.file.direct_refused().is_some() {
+            return Ok(None);
+        }
+        let len = self.region.len();
+        let (mut read, mut disk) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            self.cool();
+            let start = Instant::now();
+            // A new file has no mapping yet, as in a program that begins.
+            let report = self.region.read_file_with(&File::open(path)?, 0, 0..len, FileOptions::default())?;
+            read.push(start.elapsed().as_secs_f64());
+            if self.region.is_gpu() && report.paths.staged.bytes == 0 {
+                return Ok(None);
+            }
+            self.cool();
+            disk.push(raw(path)?);
+        }
+        let speed = |times: &[f64]| float(FILE_LEN) / median(times).unwrap_or(f64::NAN) / 1e9;
+        Ok(Some(Cold { read_gbytes_per_s: speed(&read), disk_gbytes_per_s: speed(&disk) }))
+    }
+
+    fn cool(&self) {
+        let advice = libc::POSIX_FADV_DONTNEED;
+        // SAFETY: advice about a descriptor.
+        unsafe { libc::posix_fadvise(self.file.as_fd().as_raw_fd(), 0, 0, advice) };
+    }
+
+    fn pread(&self, at: u64, len: usize) -> anyhow::Result<()> {
+        // SAFETY: the buffer outlives the call.
+        let window = unsafe { self.host.window() };
+        Ok(window.read_file(0..len, self.file.as_fd(), at)?)
+    }
+}
+
+/// Seconds in which four threads read the file.
+fn raw(path: &Path) -> anyhow::Result<f64> {
+    let file = fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path)?;
+    let next = AtomicU64::new(0);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let read = || -> std::io::Result<()> {
+            // Aligned within it.
+            let mut memory = vec![0; BLOCK + 4096];
+            let lead = memory.as_ptr().align_offset(4096);
+            loop {
+                let at = next.fetch_add(BLOCK as u64, Ordering::Relaxed);
+                if at >= FILE_LEN {
+                    return Ok(());
+                }
+                file.read_exact_at(&mut memory[lead..lead + BLOCK], at)?;
+            }
+        };
+        let threads: Vec<_> = (0..JOBS).map(|_| scope.spawn(read)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
+    })?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Median microseconds of a read of so many bytes, at offsets all over the file.
+pub(super) fn time(bytes: u64, mut read: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let places = FILE_LEN / bytes;
+    let start = Instant::now();
+    let mut times = Vec::new();
+    while times.len() < 3 || start.elapsed() < AIM {
+        // A number without a factor of two visits all places.
+        let at = (times.len() as u64).wrapping_mul(0x9e37_79b1) % places * bytes;
+        let begun = Instant::now();
+        read(at)?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(&times).unwrap_or(f64::NAN))
+}
