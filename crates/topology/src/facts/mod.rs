@@ -11,6 +11,7 @@ mod pci;
 mod process;
 mod read;
 mod redact;
+mod storage;
 
 use std::collections::BTreeMap;
 
@@ -26,6 +27,10 @@ pub use nic::{Gid, Netdev, Nic, Port};
 pub use pci::{Acs, Bar, ConfigSpace, Iommu, Link, PciDevice};
 pub use process::{DeviceNode, Libraries, Library, Process, Ucx};
 pub use read::{Read, Unread};
+pub use storage::{
+    BlockDevice, BlockKind, Cufile, CufileConfig, CufileLibrary, DirectIo, Mount, NvidiaFs, NvmeController,
+    Storage,
+};
 
 /// The version of the facts file that this program writes and reads. It changes with every change
 /// of a field.
@@ -128,6 +133,9 @@ pub struct Facts {
     /// Libraries that were found.
     #[serde(default)]
     pub libraries: Libraries,
+    /// One path, and what a read from it into GPU memory depends on (`doctor --storage`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Storage>,
 }
 
 impl Default for Facts {
@@ -148,6 +156,7 @@ impl Default for Facts {
             environment: BTreeMap::new(),
             config_files: BTreeMap::new(),
             libraries: Libraries::default(),
+            storage: None,
         }
     }
 }

@@ -70,6 +70,14 @@ impl<T> Read<T> {
         }
     }
 
+    /// The reason why it is not known, to be changed.
+    pub(super) fn unread_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Self::Yes(_) => None,
+            Self::No(unread) => Some(&mut unread.unread),
+        }
+    }
+
     /// True for a fact that was not queried: it is left out of the file.
     #[must_use]
     pub fn is_not_recorded(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Redacts what names a machine or a network, before facts are shared.
 
-use super::{Facts, Gid, Read};
+use super::{Facts, Gid, Read, Storage};
 
 impl Facts {
     /// The same facts without host name, addresses, interface names, and the paths and names in
@@ -42,6 +42,9 @@ impl Facts {
         }
         let files = std::mem::take(&mut self.config_files);
         self.config_files = files.into_iter().map(|(path, file)| (hide_home(&path), file)).collect();
+        if let Some(storage) = &mut self.storage {
+            hide_storage(storage);
+        }
         self
     }
 }
@@ -204,6 +207,59 @@ fn hide_address(word: &str) -> String {
     let host = bare.rsplit_once(':').map_or(bare, |(host, _)| host);
     let is_address = bare.parse::<std::net::IpAddr>().is_ok() || host.parse::<std::net::Ipv4Addr>().is_ok();
     if is_address { word.replace(bare, "ADDRESS") } else { word.to_owned() }
+}
+
+/// Hides what names people, servers and projects in the facts of a path: the path, the mount point,
+/// the source of a network mount, and paths in settings.
+fn hide_storage(storage: &mut Storage) {
+    let denied = storage
+        .cufile
+        .config
+        .known()
+        .and_then(Option::as_ref)
+        .and_then(|config| config.denylist.get("mounts"))
+        .zip(storage.mount.known())
+        .is_some_and(|(mounts, mount)| mounts.contains(&mount.point));
+    // Reasons of unread facts may name the path and files of settings.
+    let path = std::mem::replace(&mut storage.path, "/PATH".to_owned());
+    for unread in [
+        storage.mount.unread_mut(),
+        storage.devices.unread_mut(),
+        storage.direct_io.unread_mut(),
+        storage.cufile.config.unread_mut(),
+    ]
+    .into_iter()
+    .flatten()
+    {
+        *unread = unread.replace(&path, "/PATH");
+        if let Some((file, why)) = unread.split_once(": ")
+            && file.starts_with('/')
+        {
+            *unread = format!("{}: {why}", hide_home(file));
+        }
+    }
+    if let Read::Yes(mount) = &mut storage.mount {
+        mount.point = "/".to_owned();
+        if !mount.source.starts_with("/dev/") || mount.source.contains("mapper") {
+            mount.source = "SOURCE".to_owned();
+        }
+        mount.options.retain(|option| {
+            let key = option.split('=').next().unwrap_or_default();
+            ["rw", "ro", "data", "proto", "vers", "rdma", "discard", "relatime", "noatime"].contains(&key)
+        });
+    }
+    if let Read::Yes(Some(library)) = &mut storage.cufile.library {
+        library.path = hide_home(&library.path);
+    }
+    if let Read::Yes(Some(config)) = &mut storage.cufile.config {
+        config.path = hide_home(&config.path);
+        if let Some(mounts) = config.denylist.get_mut("mounts") {
+            *mounts = if denied { vec!["/".to_owned()] } else { Vec::new() };
+        }
+    }
+    for (name, value) in &mut storage.cufile.environment {
+        *value = setting(name, value);
+    }
 }
 
 /// Hides the user name in the path of a home directory.

@@ -63,7 +63,7 @@ pub(super) fn kernel(root: &Root) -> Kernel {
     let loaded = |name: &str| modules.known().is_some_and(|modules| modules.contains_key(name));
     Kernel {
         command_line: root.text("/proc/cmdline").into(),
-        options: options(root, &release),
+        options: options(root, &release, &OPTIONS),
         installed: installed(root, &release),
         at_boot: at_boot(root),
         peer_memory_clients: peer_memory_clients(root),
@@ -92,7 +92,8 @@ fn modules(root: &Root) -> Read<BTreeMap<String, Module>> {
     }
 }
 
-fn options(root: &Root, release: &str) -> Read<BTreeMap<String, String>> {
+/// Options that the kernel was built with, of those asked for.
+pub(super) fn options(root: &Root, release: &str, wanted: &[&str]) -> Read<BTreeMap<String, String>> {
     let places = [
         format!("/boot/config-{release}"),
         format!("/lib/modules/{release}/config"),
@@ -106,7 +107,7 @@ fn options(root: &Root, release: &str) -> Read<BTreeMap<String, String>> {
         return Read::no(format!("there is neither /boot/config-{release} nor /proc/config.gz"));
     };
     let mut found: BTreeMap<String, String> =
-        OPTIONS.iter().map(|name| ((*name).to_owned(), "n".to_owned())).collect();
+        wanted.iter().map(|name| ((*name).to_owned(), "n".to_owned())).collect();
     for line in text.lines() {
         let Some((name, value)) = line.strip_prefix("CONFIG_").and_then(|line| line.split_once('=')) else {
             continue;

@@ -13,6 +13,7 @@ pub mod pci;
 mod process;
 mod root;
 mod settings;
+mod storage;
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,7 @@ use crate::facts::{Facts, Libraries};
 pub use config_fuzz::parse_config_space;
 pub use root::Root;
 pub use settings::matters;
+pub use storage::storage;
 
 /// The facts that come from the environment of a process.
 #[derive(Clone, Debug, Default)]

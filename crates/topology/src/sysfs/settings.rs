@@ -67,7 +67,7 @@ fn parse(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-const LIBRARY_FOLDERS: [&str; 9] = [
+pub(super) const LIBRARY_FOLDERS: [&str; 9] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib64",
@@ -153,7 +153,7 @@ fn environments(surroundings: &Surroundings) -> Vec<String> {
 }
 
 /// Folders of Python's packages, those in use first.
-fn python_folders(root: &Root, surroundings: &Surroundings) -> Vec<String> {
+pub(super) fn python_folders(root: &Root, surroundings: &Surroundings) -> Vec<String> {
     let home = surroundings.home.iter().map(|home| format!("{home}/.local"));
     let mut found = Vec::new();
     for prefix in
