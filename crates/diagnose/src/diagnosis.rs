@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::checks;
 use crate::finding::{Finding, Severity};
 use crate::lost;
+use crate::storage_verdict::StorageDiagnosis;
 use crate::verdict::{self, Verdict};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Facts, SCHEMA};
@@ -22,6 +23,9 @@ pub struct Diagnosis {
     pub verdicts: Vec<Verdict>,
     /// Whether a pair that could be direct is not: exit code 1.
     pub direct_is_lost: bool,
+    /// The routes of a path, if the facts have one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageDiagnosis>,
 }
 
 /// Runs all checks.
@@ -31,7 +35,8 @@ pub fn diagnose(facts: &Facts) -> Diagnosis {
     let findings = checks::run(&analysis);
     let verdicts = verdict::of(&analysis, &findings);
     let direct_is_lost = facts.gpus.iter().any(|gpu| lost::is_lost(gpu, &verdicts, &findings));
-    Diagnosis { schema: SCHEMA, host: facts.host.clone(), findings, verdicts, direct_is_lost }
+    let storage = facts.storage.as_ref().map(|storage| checks::storage::diagnose(&analysis, storage));
+    Diagnosis { schema: SCHEMA, host: facts.host.clone(), findings, verdicts, direct_is_lost, storage }
 }
 
 impl Diagnosis {

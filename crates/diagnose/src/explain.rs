@@ -233,6 +233,70 @@ explanations! {
     "There are more GPUs than adapters near them.";
     "software-nic", "A software RDMA device of the kernel",
     "rxe and siw copy from host memory with the CPU; they do not support GPU memory.";
+    "storage-acs", "ACS redirects packets between drive and GPU",
+    "With Request Redirect, Completion Redirect or Upstream Forwarding on a port between drive and GPU, packets go up to the root complex although both are below one switch. The kernel then treats P2PDMA as a path through the processor.\nManual check: sudo lspci -vvv | grep ACSCtl.\nFix: clear the bits with setpci after every boot, or disable ACS in the firmware setup. Keep it on hosts of virtual machines.";
+    "storage-acs-unread", "ACS between drive and GPU could not be read",
+    "The ACS bits are beyond the first 64 bytes of the configuration space, which only root may read. Linux reads them, and may refuse P2PDMA because of them. Run doctor as root.";
+    "storage-compat-forced", "cuFile's compat mode is forced",
+    "CUFILE_FORCE_COMPAT_MODE=true, or properties.force_compat_mode in cufile.json: cuFile reads every file into host memory and copies it to the GPU. The variable outweighs the file.";
+    "storage-cufile-config", "The settings of cuFile cannot be read",
+    "cuFile reads the file that CUFILE_ENV_PATH_JSON names, else /etc/cufile.json. It is JSON with // comments. A file that is missing although it is named, not readable, or not valid leaves the route unknown.";
+    "storage-denylist", "The settings of cuFile exclude the path",
+    "denylist in cufile.json names filesystems, mounts, devices and drivers for which cuFile does not use direct routes.";
+    "storage-device-mapper", "LVM, encryption or another mapping is between filesystem and drive",
+    "cuFile takes filesystems on NVMe drives, their partitions, and md RAID. For /dev/dm-* it logs 'Unsupported block device' and uses compat mode. dm-crypt needs the CPU for every byte anyway.";
+    "storage-driver", "NVIDIA's driver does not offer P2PDMA",
+    "P2PDMA needs the open kernel module, release 565 or newer. nvidia-fs works with the closed module and with older releases.\nManual check: cat /proc/driver/nvidia/version.";
+    "storage-ext4-mode", "ext4 is not in ordered mode, or does not say so",
+    "cuFile supports ext4 with data=ordered. Releases up to 1.7 (CUDA 12.2) were seen to look for that word in the mount table, where the kernel leaves the default out; 1.13 (CUDA 12.8) finds it by itself. The mode cannot be changed by a remount: unmount first.";
+    "storage-fabrics", "The drive is remote (NVMe over Fabrics)",
+    "P2PDMA serves drives of this machine. nvidia-fs supports NVMe over RDMA with the drivers of MLNX_OFED or DOCA. NVMe over TCP or Fibre Channel passes host memory. With use_pci_p2pdma=true cuFile was seen to fail on NVMe over RDMA (Input/output error): switch it off there.";
+    "storage-far", "Drive and GPU are far apart",
+    "Packets between them cross the processor. The rate depends on its model; between sockets it is often lower than a read through host memory. cuFile does not compare both.\nManual check: nobounce topo, or gdsio with -x 0 and -x 2.";
+    "storage-filesystem", "cuFile has no direct route for the filesystem",
+    "Direct routes exist for ext4 and xfs on NVMe, and for NFS over RDMA, Lustre, WekaFS, IBM Spectrum Scale, BeeGFS with their drivers. NVIDIA classifies tmpfs, overlayfs, ZFS and btrfs as compat mode only. In a container, files of the image are on an overlay; files of a volume are not.";
+    "storage-gpu", "The GPU does not support direct reads, or is not listed",
+    "NVIDIA names A100, A40, L4, L40S, H100, H200, B100, B200 and B300 for P2PDMA, and not Grace. nvidia-fs needs GPUDirect RDMA: data-centre and professional GPUs from Pascal on. On GeForce cards nvidia_p2p_get_pages fails with -22.";
+    "storage-host-bridge", "Whether Linux lets P2PDMA through the processor is unknown",
+    "Below one PCIe switch P2PDMA always works. Through root ports Linux allows it on AMD Zen and on a list of Intel host bridges (drivers/pci/p2pdma.c). Doctor does not read which bridge this is.";
+    "storage-iommu", "The IOMMU is in the wrong mode",
+    "On x86 NVIDIA asks for the IOMMU to be off, or in passthrough on some platforms such as DGX. With translation GPUDirect Storage is neither guaranteed to work nor fast. On Grace it must translate.\nManual check: cat /sys/kernel/iommu_groups/*/type.";
+    "storage-kernel", "The kernel has no P2PDMA for user memory",
+    "O_DIRECT into memory of a PCI device came with Linux 6.2; NVIDIA asks for a newer kernel with CONFIG_PCI_P2PDMA. Red Hat brings the option to older versions; NVIDIA's notes exclude some of them.\nManual check: grep p2pdma_pgmap_ops /proc/kallsyms.";
+    "storage-kvikio-compat", "KvikIO's own compatibility mode is on",
+    "KVIKIO_COMPAT_MODE=ON makes KvikIO read by POSIX calls, without cuFile. This is not cuFile's compat mode. AUTO tries cuFile first; it falls back where libcufile is missing, /run/udev is not readable, or in WSL. OFF makes failures errors.";
+    "storage-multipath", "NVMe multipathing is on",
+    "With nvme_core.multipath=Y, drives that can have several controllers appear as a virtual device (/sys/block/nvme0n1 below nvme-subsystem). It does not pass on the drive's P2PDMA, and NVIDIA requires multipath=N.";
+    "storage-network-path", "The adapter of a network filesystem is not known",
+    "Doctor does not know through which adapter a network filesystem is mounted. Its distance to the GPU and its registration of GPU memory decide. nobounce doctor without --storage checks all adapters.";
+    "storage-nfs-tcp", "NFS is mounted without RDMA",
+    "cuFile reads NFS directly over RDMA only: mount option proto=rdma, module rpcrdma, with the drivers of MLNX_OFED or DOCA registered with nvidia-fs.";
+    "storage-no-direct-io", "The file does not take O_DIRECT",
+    "Direct routes bypass the page cache. The kernel reports by statx (STATX_DIOALIGN) whether a file allows that: encrypted, verity and inline files do not.";
+    "storage-no-libcufile", "libcufile was not found",
+    "libcufile.so.0 is part of CUDA, and of the package nvidia-cufile. Doctor looks in LD_LIBRARY_PATH, the system's folders, /usr/local/cuda, and Python's packages. A program may bring a copy elsewhere.";
+    "storage-not-nvme", "The drive is no NVMe drive",
+    "GPUDirect Storage needs a drive that reads and writes memory of other devices: NVMe. SATA, SAS and USB disks, virtio disks and loop devices are read through host memory.";
+    "storage-nvidia-fs", "nvidia-fs is not loaded",
+    "nvidia-fs is the kernel module of GPUDirect Storage before P2PDMA. Without it and without P2PDMA cuFile logs 'running in compatible mode'. It is loaded on the host, not in containers.\nManual check: cat /proc/driver/nvidia-fs/version.";
+    "storage-nvidia-fs-client", "The storage driver is not registered with nvidia-fs",
+    "nvidia-fs looks up nvme_v1_register_nvfs_dma_ops (newer: nvme_v2_...) of the nvme driver, and likewise for other drivers. The kernel's own driver has no such function. Those of MLNX_OFED and DOCA have; nvidia-fs must be built for the same version of it. Nothing reports a mismatch.\nManual check: cat /proc/driver/nvidia-fs/modules.";
+    "storage-nvidia-fs-nodes", "The device files of nvidia-fs are missing or closed",
+    "A container sees the module in /proc, but not /dev/nvidia-fs*, unless they are passed. Some releases of libcufile then close file descriptor 0. NVIDIA's container toolkit passes them with NVIDIA_GDS=enabled.";
+    "storage-nvidia-fs-version", "This version of nvidia-fs is known to fail",
+    "NVIDIA's release notes: 2.25.6 may make cuFile calls fail; use 2.25.7 or newer.";
+    "storage-p2pdma-off", "cuFile is not told to use P2PDMA",
+    "properties.use_pci_p2pdma in cufile.json is false by default; CUFILE_USE_PCIP2PDMA=true sets it for a process. cufile.log then no longer says 'Config doesn't support PCIP2PDMA'.";
+    "storage-raid", "The file is on md RAID",
+    "NVIDIA supports md RAID 0 and 1 with nvidia-fs, and no RAID with P2PDMA. RAID 4, 5 and 6 compute parity on the CPU.";
+    "storage-registry-keys", "NVIDIA's module lacks the registry keys for P2PDMA",
+    "On x86: options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\". The first gives BAR1 fixed addresses, the second maps it without write-combining. The second makes stores of the CPU to GPU memory slow: GDRCopy and nobounce's window lose most of their bandwidth.\nManual check: grep RegistryDwords /proc/driver/nvidia/params.";
+    "storage-slow-window", "nobounce's window lost write-combining",
+    "RmForceDisableIomapWC=1 maps BAR1 uncached. nobounce stores received bytes and file contents through BAR1. With NOBOUNCE_WINDOW=off the copy engine places them. nobounce bench --gpu compares both.";
+    "storage-udev", "/run/udev cannot be read",
+    "cuFile asks udev for the drive below a filesystem. In containers without /run/udev it logs 'error creating udev_device', and KvikIO uses POSIX reads.";
+    "storage-unread", "A fact about the path could not be read",
+    "The route is unknown as long as a link of the chain is. Run doctor on the host, as root, or look by hand with the command given.";
     "through-cpu", "GPU and adapter are connected through the processor",
     "Without a PCIe switch, packets between them cross the processor's root ports. The rate depends on the model: very low on desktop processors, low on old Xeons, high on recent ones with relaxed ordering.";
     "ucx-devices-far", "UCX_NET_DEVICES excludes near adapters",

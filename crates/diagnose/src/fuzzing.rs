@@ -1,7 +1,7 @@
 //! Fuzzing entry points: any bytes are facts, a log, a configuration space, a packed file, or an
 //! error.
 
-use crate::{Style, diagnose, draw, log, report};
+use crate::{Style, diagnose, draw, log, report, storage_report};
 use nobounce_topology::facts::Facts;
 use nobounce_topology::sysfs;
 
@@ -18,6 +18,9 @@ pub fn readers(data: &[u8]) {
             let diagnosis = diagnose(&facts);
             let style = Style { color: true, width: 80, all: true };
             let _ = report(&facts, &diagnosis, style);
+            if let (Some(storage), Some(found)) = (&facts.storage, &diagnosis.storage) {
+                let _ = storage_report(&facts, storage, found, style);
+            }
             let topology = draw::Topology::of(&facts);
             let _ = (draw::text(&topology, style), draw::svg(&topology));
         }

@@ -12,7 +12,7 @@
 //! ```text
 //! report  draw  log    text, pictures, logs of NCCL and UCX
 //! checks  diagnosis    findings
-//! verdict              each GPU with each adapter
+//! verdict  storage_verdict    each GPU with each adapter, and with a file
 //! finding  explain     words
 //! ```
 //!
@@ -34,8 +34,11 @@ mod lost;
 mod names;
 mod nccl;
 mod report;
+mod storage_report;
+pub mod storage_verdict;
 mod ucx;
 pub mod verdict;
 
 pub use diagnosis::{Diagnosis, diagnose};
 pub use report::{Style, report};
+pub use storage_report::storage_report;

@@ -20,7 +20,7 @@ pub struct Style {
 }
 
 impl Style {
-    fn paint(self, code: &str, text: &str) -> String {
+    pub(crate) fn paint(self, code: &str, text: &str) -> String {
         if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
@@ -57,7 +57,7 @@ pub fn report(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
     out
 }
 
-fn headline(facts: &Facts) -> String {
+pub(crate) fn headline(facts: &Facts) -> String {
     let mut parts = Vec::new();
     if let Some(host) = &facts.host {
         parts.push(host.clone());
@@ -87,7 +87,7 @@ fn headline(facts: &Facts) -> String {
     clean(&parts.join(" · "))
 }
 
-fn full(out: &mut String, finding: &Finding, style: Style) {
+pub(crate) fn full(out: &mut String, finding: &Finding, style: Style) {
     let code = match finding.severity {
         Severity::Error => "1;31",
         Severity::Warning => "1;33",
@@ -131,7 +131,7 @@ fn full(out: &mut String, finding: &Finding, style: Style) {
 
 /// `text` after `head`, broken at blanks; `at` is how wide the head looks, `indent` where further
 /// lines begin.
-fn wrapped(out: &mut String, head: &str, text: &str, at: usize, indent: usize, style: Style) {
+pub(crate) fn wrapped(out: &mut String, head: &str, text: &str, at: usize, indent: usize, style: Style) {
     out.push_str(head);
     let mut column = at;
     let mut first = true;

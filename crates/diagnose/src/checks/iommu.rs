@@ -15,7 +15,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
 }
 
 /// Whether an IOMMU translates the addresses of a device; none where that is not known.
-fn translates(analysis: &Analysis<'_>, device: &PciDevice) -> Option<bool> {
+pub(super) fn translates(analysis: &Analysis<'_>, device: &PciDevice) -> Option<bool> {
     let kernel = &analysis.facts.kernel;
     match device.iommu.known()? {
         None => Some(false),

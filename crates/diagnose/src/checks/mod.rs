@@ -13,6 +13,7 @@ mod port;
 mod process;
 mod registration;
 mod settings;
+pub(crate) mod storage;
 mod ucx_env;
 
 use crate::finding::Finding;

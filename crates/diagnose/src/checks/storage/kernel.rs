@@ -1,0 +1,250 @@
+//! The kernel and NVIDIA's driver: what P2PDMA needs of them.
+
+use super::{Step, step};
+use crate::finding::{Finding, Severity};
+use crate::storage_verdict::State;
+use nobounce_topology::facts::{Facts, Storage};
+use nobounce_topology::platform::Platform;
+
+/// The first kernel whose O_DIRECT takes memory of PCI devices. NVIDIA asks for a newer one.
+const P2PDMA_KERNEL: (u32, u32) = (6, 2);
+/// The first driver with P2PDMA for GPUDirect Storage.
+const P2PDMA_DRIVER: u32 = 565;
+/// Keys of the resource manager, which NVIDIA requires on x86.
+const STATIC_BAR1: &str = "RMForceStaticBar1";
+const NO_WRITE_COMBINING: &str = "RmForceDisableIomapWC";
+
+const FIX_KEYS: &str = "echo 'options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"' | sudo tee /etc/modprobe.d/nvidia-p2pdma.conf && (sudo update-initramfs -u -k all || sudo dracut -f) && sudo reboot";
+
+pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<Step> {
+    vec![kernel(facts, storage), driver(facts), keys(facts, storage)]
+}
+
+fn kernel(facts: &Facts, storage: &Storage) -> Step {
+    const NAME: &str = "kernel";
+    let release = &facts.kernel.release;
+    if release.to_ascii_lowercase().contains("microsoft") {
+        let finding = Finding::new("storage-kernel", Severity::Error, "cuFile does not work in the Windows Subsystem for Linux")
+            .why("The guest has neither the drive nor the GPU as PCI devices. KvikIO uses POSIX reads there by itself.")
+            .seen("uname -r", release.clone())
+            .fix("export KVIKIO_COMPAT_MODE=ON");
+        return step(NAME, State::Blocks, State::Blocks, format!("{release} (WSL)"))
+            .because(finding)
+            .for_good();
+    }
+    let option =
+        |name: &str| storage.kernel_options.known()?.get(name).map(|value| value == "y" || value == "m");
+    let symbol =
+        storage.kernel_symbols.known().map(|symbols| symbols.iter().any(|s| s == "p2pdma_pgmap_ops"));
+    let missing: Vec<&str> = ["PCI_P2PDMA", "ZONE_DEVICE", "MEMORY_HOTPLUG"]
+        .into_iter()
+        .filter(|name| option(name) == Some(false))
+        .collect();
+    let why = "O_DIRECT into GPU memory by P2PDMA needs a kernel newer than 6.2, built with CONFIG_PCI_P2PDMA, CONFIG_ZONE_DEVICE and CONFIG_MEMORY_HOTPLUG. nvidia-fs does not need them.";
+    let fix = "grep -E 'CONFIG_(PCI_P2PDMA|ZONE_DEVICE|MEMORY_HOTPLUG)=' /boot/config-$(uname -r); grep -c p2pdma_pgmap_ops /proc/kallsyms; sudo apt install linux-generic-hwe-24.04   (or another kernel newer than 6.2 with them)";
+    let finding = |severity, title: String| {
+        let options = storage.kernel_options.known().map_or_else(
+            || format!("unread: {}", storage.kernel_options.why_not().unwrap_or_default()),
+            |options| {
+                options.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+            },
+        );
+        let symbols = match symbol {
+            Some(true) => "p2pdma_pgmap_ops is there".to_owned(),
+            Some(false) => "no p2pdma_pgmap_ops".to_owned(),
+            None => format!("unread: {}", storage.kernel_symbols.why_not().unwrap_or_default()),
+        };
+        Finding::new("storage-kernel", severity, title)
+            .why(why)
+            .seen("uname -r", release.clone())
+            .seen("options of the kernel", options)
+            .seen("/proc/kallsyms", symbols)
+            .fix(fix)
+            .reboot()
+    };
+    if !missing.is_empty() {
+        let text = format!("{release} without CONFIG_{}", missing.join(", CONFIG_"));
+        return step(NAME, State::Blocks, State::NotNeeded, text.clone())
+            .because(finding(Severity::Error, format!("the kernel has no P2PDMA: {text}")));
+    }
+    let built = option("PCI_P2PDMA") == Some(true) || symbol == Some(true);
+    // Vendors bring features to old kernels: there only what is built in counts.
+    let vendor = [".el8", ".el9", ".el10"].iter().any(|part| release.contains(part));
+    let state = match (facts.kernel.version(), built) {
+        (Some(version), true) if version > P2PDMA_KERNEL => State::Ok,
+        (Some(version), _) if version < P2PDMA_KERNEL && !vendor => State::Blocks,
+        _ => State::Unknown,
+    };
+    match state {
+        State::Ok => step(NAME, State::Ok, State::NotNeeded, format!("{release} with PCI_P2PDMA")),
+        State::Blocks => step(NAME, State::Blocks, State::NotNeeded, format!("{release} is older than 6.2"))
+            .because(finding(Severity::Error, format!("kernel {release} is too old for P2PDMA"))),
+        _ => {
+            let text = if built {
+                format!("{release}: NVIDIA asks for one newer than 6.2")
+            } else {
+                format!("{release}: whether it has PCI_P2PDMA is unknown")
+            };
+            step(NAME, State::Unknown, State::NotNeeded, text.clone())
+                .because(finding(Severity::Unknown, format!("the kernel's P2PDMA is not certain: {text}")))
+        }
+    }
+}
+
+fn driver(facts: &Facts) -> Step {
+    const NAME: &str = "NVIDIA driver";
+    let module = match facts.kernel.nvidia.known() {
+        Some(Some(module)) => module,
+        Some(None) => {
+            let finding =
+                Finding::new("storage-driver", Severity::Error, "NVIDIA's kernel module is not loaded")
+                    .why("Without it there is no GPU memory to read into.")
+                    .seen("/proc/driver/nvidia/version", "not there")
+                    .fix("sudo modprobe nvidia && nvidia-smi")
+                    .root();
+            return step(NAME, State::Blocks, State::Blocks, "not loaded").because(finding);
+        }
+        None => {
+            let why = facts.kernel.nvidia.why_not().unwrap_or_default();
+            let finding = Finding::new(
+                "storage-unread",
+                Severity::Unknown,
+                "the version of NVIDIA's module is unknown",
+            )
+            .why("P2PDMA needs the open module, 565 or newer.")
+            .seen("/proc/driver/nvidia/version", why)
+            .fix("cat /proc/driver/nvidia/version");
+            return step(NAME, State::Unknown, State::Unknown, why).because(finding);
+        }
+    };
+    let major: Option<u32> = module.version.split('.').next().and_then(|major| major.parse().ok());
+    let kind = match module.open {
+        Some(true) => "open",
+        Some(false) => "closed",
+        None => "open or closed",
+    };
+    let text = format!("{} ({kind})", module.version);
+    let old = major.is_some_and(|major| major < P2PDMA_DRIVER);
+    let finding = |severity, title: String| {
+        Finding::new("storage-driver", severity, title)
+            .why("P2PDMA needs NVIDIA's open kernel module, release 565 or newer: only that gives its memory to the kernel as pages. nvidia-fs works with older ones.")
+            .seen("/proc/driver/nvidia/version", text.clone())
+            .fix("sudo apt install nvidia-open   (or sudo dnf install nvidia-open; 565 or newer; then sudo reboot)")
+            .reboot()
+    };
+    match (module.open, major) {
+        (Some(false), _) => step(NAME, State::Blocks, State::Ok, text.clone()).because(finding(
+            Severity::Error,
+            "P2PDMA needs the open kernel module; the closed one is loaded".to_owned(),
+        )),
+        (_, Some(_)) if old => step(NAME, State::Blocks, State::Ok, text.clone()).because(finding(
+            Severity::Error,
+            format!("driver {} is older than {P2PDMA_DRIVER}, the first with P2PDMA", module.version),
+        )),
+        (Some(true), Some(_)) => step(NAME, State::Ok, State::Ok, text),
+        _ => step(NAME, State::Unknown, State::Ok, text.clone()).because(finding(
+            Severity::Unknown,
+            "whether the kernel module is the open one, 565 or newer, is unknown".to_owned(),
+        )),
+    }
+}
+
+/// What `RegistryDwords` sets a key to: none where it does not name it.
+fn key(text: &str, name: &str) -> Option<bool> {
+    text.split(';').rev().find_map(|entry| {
+        let (key, value) = entry.split_once('=')?;
+        let value = value.trim();
+        (key.trim() == name).then(|| value != "0" && value != "0x0" && !value.is_empty())
+    })
+}
+
+/// Whether the driver maps BAR1 without write-combining; none where that is unknown.
+pub(super) fn loses_write_combining(storage: &Storage) -> Option<bool> {
+    let value = storage.registry_dwords.known()?;
+    Some(value.as_deref().and_then(|text| key(text, NO_WRITE_COMBINING)).unwrap_or(false))
+}
+
+fn keys(facts: &Facts, storage: &Storage) -> Step {
+    const NAME: &str = "registry keys";
+    if facts.machine.arch == "aarch64" || Platform::of(&facts.machine.cpu) == Platform::Grace {
+        return step(NAME, State::NotNeeded, State::NotNeeded, "required on x86 only");
+    }
+    let slow = slow_window(storage);
+    let finding = |severity, title: String, value: &str| {
+        Finding::new("storage-registry-keys", severity, title)
+            .why("On x86 NVIDIA requires both keys for P2PDMA: a static BAR1, whose addresses the drive can use, without write-combining. The second key slows stores of the CPU to GPU memory, and with them nobounce's window.")
+            .seen("RegistryDwords in /proc/driver/nvidia/params", value)
+            .fix(FIX_KEYS)
+            .reboot()
+    };
+    let Some(value) = storage.registry_dwords.known() else {
+        let why = storage.registry_dwords.why_not().unwrap_or_default();
+        return step(NAME, State::Unknown, State::NotNeeded, why).because(finding(
+            Severity::Unknown,
+            "the registry keys of NVIDIA's module are unknown".to_owned(),
+            why,
+        ));
+    };
+    let text = value.as_deref().unwrap_or_default();
+    let missing: Vec<&str> =
+        [STATIC_BAR1, NO_WRITE_COMBINING].into_iter().filter(|name| key(text, name) != Some(true)).collect();
+    if missing.is_empty() {
+        return step(
+            NAME,
+            State::Ok,
+            State::NotNeeded,
+            format!("{STATIC_BAR1} and {NO_WRITE_COMBINING} are set"),
+        )
+        .noting(slow);
+    }
+    // The module compares names as they are written in its documentation.
+    let similar = missing
+        .iter()
+        .any(|name| text.to_ascii_lowercase().contains(&format!("{}=", name.to_ascii_lowercase())));
+    let shown = if text.is_empty() { "empty" } else { text };
+    let step = if similar {
+        step(
+            NAME,
+            State::Unknown,
+            State::NotNeeded,
+            format!("{shown}: spelled in another way than {}", missing.join(", ")),
+        )
+        .because(finding(
+            Severity::Unknown,
+            format!("{} is spelled in another way, or 0", missing.join(" and ")),
+            shown,
+        ))
+    } else {
+        step(NAME, State::Blocks, State::NotNeeded, format!("{} missing", missing.join(" and "))).because(
+            finding(
+                Severity::Error,
+                format!("NVIDIA's module was loaded without {}", missing.join(" and ")),
+                shown,
+            ),
+        )
+    };
+    step.noting(slow)
+}
+
+fn slow_window(storage: &Storage) -> Option<Finding> {
+    (loses_write_combining(storage) == Some(true)).then(|| {
+        Finding::new("storage-slow-window", Severity::Warning, "nobounce's window is slow: BAR1 is mapped without write-combining")
+            .why("RmForceDisableIomapWC=1 is what P2PDMA needs on x86. The CPU then writes GPU memory in single small packets: nobounce's window loses most of its bandwidth, for files and for RDMA.")
+            .seen("RegistryDwords in /proc/driver/nvidia/params", storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default())
+            .fix("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/nvidia-p2pdma.conf && sudo reboot   (only if P2PDMA is not used; or NOBOUNCE_WINDOW=off to use the copy engine)")
+            .reboot()
+            .slows()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_value_of_a_key_counts_and_names_are_exact() {
+        assert_eq!(key("RMForceStaticBar1=1;RmForceDisableIomapWC=1;", STATIC_BAR1), Some(true));
+        assert_eq!(key("RMForceStaticBar1=1; RMForceStaticBar1=0", STATIC_BAR1), Some(false));
+        assert_eq!(key("rmforcestaticbar1=1;x;=;", STATIC_BAR1), None);
+    }
+}
