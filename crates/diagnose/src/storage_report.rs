@@ -68,7 +68,7 @@ fn label(facts: &Facts, verdict: &StorageVerdict) -> String {
 /// One line for each GPU, and the reasons once for all that share them.
 fn routes(out: &mut String, facts: &Facts, found: &StorageDiagnosis, style: Style) {
     if found.verdicts.is_empty() {
-        let _ = writeln!(out, "\nno GPU found: the chain below says what stands before one");
+        let _ = writeln!(out, "\nno GPU found; the chain below holds for any GPU");
         return;
     }
     let widest = |cells: Vec<usize>, least: usize| cells.into_iter().max().unwrap_or(0).max(least);

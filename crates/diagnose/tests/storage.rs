@@ -134,6 +134,11 @@ fn consistent(facts: &Facts, found: &StorageDiagnosis, what: &str) {
             !finding.fix.is_empty() && finding.fix.iter().all(|fix| !fix.is_empty()),
             "{what}: {finding:?}"
         );
+        // A fix can be pasted: remarks are comments of the shell.
+        assert!(
+            !finding.fix.iter().any(|fix| fix.contains("  (") || fix.contains('\n')),
+            "{what}: {finding:?}"
+        );
         assert!(nobounce_diagnose::explain::text(finding.id).is_some());
     }
     let text = storage_report(facts, facts.storage.as_ref().unwrap(), found, STYLE);
@@ -300,4 +305,17 @@ fn names_of_paths_are_quoted_for_the_shell_and_cleaned_for_terminals() {
     assert!(fix.contains(r"'/da ta/it'\''s"), "{fix}");
     let text = storage_report(&facts, facts.storage.as_ref().unwrap(), &found, STYLE);
     assert!(!text.contains('\u{1b}'), "{text:?}");
+}
+
+#[test]
+fn every_fix_is_a_command_that_a_shell_parses() {
+    let mut fixes: BTreeSet<String> = BTreeSet::new();
+    for case in cases() {
+        fixes.extend(found(&of(&case)).findings.into_iter().flat_map(|finding| finding.fix));
+    }
+    assert!(fixes.len() > 30, "{}", fixes.len());
+    for fix in fixes {
+        let parsed = std::process::Command::new("sh").args(["-n", "-c", &fix]).output().unwrap();
+        assert!(parsed.status.success(), "{fix}: {}", String::from_utf8_lossy(&parsed.stderr));
+    }
 }

@@ -50,7 +50,7 @@ fn switch(text: &str) -> Option<bool> {
 
 pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<Step> {
     let mut steps = vec![configured(storage)];
-    steps.push(asked(storage));
+    steps.push(asked(facts, storage));
     steps.push(library(storage));
     steps.push(udev(facts, storage));
     steps
@@ -65,7 +65,7 @@ fn configured(storage: &Storage) -> Step {
         let finding = Finding::new("storage-denylist", Severity::Error, format!("the settings of cuFile exclude {denied}"))
             .why("cuFile does not use its direct routes for what its denylist names.")
             .seen("denylist in cufile.json", denied.clone())
-            .fix("sudoedit /etc/cufile.json   (take it out of \"denylist\"; or point CUFILE_ENV_PATH_JSON to a file without it)");
+            .fix("sudoedit /etc/cufile.json   # take it out of \"denylist\"; or point CUFILE_ENV_PATH_JSON to a file without it");
         return step(NAME, State::Blocks, State::Blocks, format!("denylist: {denied}"))
             .because(finding)
             .noting(kvikio);
@@ -88,7 +88,10 @@ fn configured(storage: &Storage) -> Step {
                 Some(false) => "compat mode not allowed",
                 None => "compat mode unknown",
             };
-            step(NAME, State::Ok, State::Ok, format!("{file}: {allow}")).noting(kvikio)
+            let poll =
+                storage.property("CUFILE_USE_POLL_MODE", "use_poll_mode").and_then(|(text, _)| switch(text));
+            let poll = if poll == Some(true) { ", poll mode" } else { "" };
+            step(NAME, State::Ok, State::Ok, format!("{file}: {allow}{poll}")).noting(kvikio)
         }
         None => {
             let severity =
@@ -103,7 +106,7 @@ fn configured(storage: &Storage) -> Step {
 }
 
 /// Whether P2PDMA is asked for: it is off by default.
-fn asked(storage: &Storage) -> Step {
+fn asked(facts: &Facts, storage: &Storage) -> Step {
     const NAME: &str = "use_pci_p2pdma";
     let asked = settings(storage).p2pdma;
     match asked.value {
@@ -112,7 +115,15 @@ fn asked(storage: &Storage) -> Step {
             let finding = Finding::new("storage-p2pdma-off", Severity::Error, "cuFile is not told to use P2PDMA")
                 .why("P2PDMA needs no nvidia-fs and no patched drivers, but is off by default.")
                 .seen("cuFile", asked.source.clone())
-                .fix("export CUFILE_USE_PCIP2PDMA=true   (or \"properties\": {\"use_pci_p2pdma\": true} in /etc/cufile.json)");
+                .fix("export CUFILE_USE_PCIP2PDMA=true   # or \"properties\": {\"use_pci_p2pdma\": true} in /etc/cufile.json");
+            // Settings of the host do not reach a container by themselves.
+            let finding = if facts.is_container() && storage.cufile.config.known() == Some(&None) {
+                finding
+                    .seen("/etc/cufile.json", "not there, in this container")
+                    .fix("docker run -v /etc/cufile.json:/etc/cufile.json:ro ...")
+            } else {
+                finding
+            };
             step(NAME, State::Blocks, State::NotNeeded, asked.source).because(finding)
         }
         None => step(NAME, State::Unknown, State::NotNeeded, asked.source),
@@ -125,7 +136,7 @@ fn library(storage: &Storage) -> Step {
         Finding::new("storage-no-libcufile", severity, title)
             .why("Without libcufile.so.0 programs read files into host memory by themselves (KvikIO's compatibility mode), or fail. A program may bring a library of its own, which was not searched for.")
             .seen("libcufile.so*", value)
-            .fix("pip install nvidia-cufile-cu12   (or sudo apt install nvidia-gds)")
+            .fix("pip install nvidia-cufile-cu12   # or sudo apt install nvidia-gds")
     };
     match storage.cufile.library.known() {
         Some(Some(library)) => {
@@ -202,7 +213,7 @@ fn kvikio(storage: &Storage) -> Option<Finding> {
         Finding::new("storage-kvikio-compat", Severity::Warning, format!("KVIKIO_COMPAT_MODE={text}: KvikIO does not use cuFile"))
             .why("KvikIO, and cuDF and others above it, then read by POSIX calls through host memory, even where cuFile would be direct.")
             .seen("environment", format!("KVIKIO_COMPAT_MODE={text}"))
-            .fix("unset KVIKIO_COMPAT_MODE   (AUTO: cuFile first, POSIX where it does not work)")
+            .fix("unset KVIKIO_COMPAT_MODE   # AUTO: cuFile first, POSIX where it does not work")
             .of_library("KvikIO")
     })
 }

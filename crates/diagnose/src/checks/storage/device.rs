@@ -149,7 +149,7 @@ fn explain(worst: &Seen, mistaken: bool) -> Finding {
             match (mistaken, worst.nvidia_fs) {
                 (true, _) => finding.fix(OFF),
                 (false, State::Ok) => finding.fix("sudo modprobe nvidia-fs"),
-                _ => finding.fix("lsblk -o NAME,TYPE,SIZE,MOUNTPOINTS   (put the file on a single NVMe drive, or on RAID 0)"),
+                _ => finding.fix("lsblk -o NAME,TYPE,SIZE,MOUNTPOINTS   # put the file on a single NVMe drive, or on RAID 0"),
             }
         }
         "storage-fabrics" => {
@@ -158,18 +158,18 @@ fn explain(worst: &Seen, mistaken: bool) -> Finding {
             match (mistaken, worst.nvidia_fs) {
                 (true, _) => finding.fix(OFF),
                 (false, State::Ok) => finding.fix("sudo modprobe nvidia-fs"),
-                _ => finding.fix("sudo nvme list-subsys   (connect with -t rdma, or use a drive of this machine)"),
+                _ => finding.fix("sudo nvme list-subsys   # connect with -t rdma, or use a drive of this machine"),
             }
         }
         "storage-device-mapper" => Finding::new("storage-device-mapper", Severity::Error, format!("cuFile does not support the device mapper ({what})"))
             .why("cuFile reports 'Unsupported block device: /dev/dm-0' and falls back to compat mode. Encryption also needs the CPU for every byte.")
-            .fix("lsblk -o NAME,TYPE,FSTYPE,MOUNTPOINTS   (put ext4 or xfs on the NVMe drive or its partition itself)"),
+            .fix("lsblk -o NAME,TYPE,FSTYPE,MOUNTPOINTS   # put ext4 or xfs on the NVMe drive or its partition itself"),
         "storage-unread" => Finding::new("storage-unread", Severity::Unknown, format!("the transport of a drive is unknown ({what})"))
             .why("Drives on PCIe can be read directly, remote ones by RDMA only.")
             .fix("cat /sys/class/nvme/*/transport"),
         _ => Finding::new("storage-not-nvme", Severity::Error, format!("the drive is no NVMe drive ({what})"))
             .why("GPUDirect Storage needs a drive that writes into GPU memory by itself: NVMe. Other disks are read through host memory.")
-            .fix("lsblk -d -o NAME,TRAN,MODEL   (nvme in the column TRAN; put the file on such a drive)"),
+            .fix("lsblk -d -o NAME,TRAN,MODEL   # nvme in the column TRAN; put the file on such a drive"),
     }
 }
 

@@ -92,10 +92,10 @@ fn kind(storage: &Storage, mount: &Mount, has_nvme: bool) -> Step {
     .seen("/proc/self/mountinfo", at.clone());
     let finding = match mount.kind.as_str() {
         "overlay" | "fuse.fuse-overlayfs" => {
-            finding.fix("docker run -v /data:/data ...   (a volume on ext4 or xfs, and the file in it)")
+            finding.fix("docker run -v /data:/data ...   # a volume on ext4 or xfs, and the file in it")
         }
         _ => finding.fix(format!(
-            "cp {} /data/   (to ext4 or xfs on an NVMe drive; findmnt -t ext4,xfs lists them)",
+            "cp {} /data/   # to ext4 or xfs on an NVMe drive; findmnt -t ext4,xfs lists them",
             shell(&storage.path)
         )),
     };

@@ -1,6 +1,6 @@
 //! What concerns one GPU: its model, the IOMMU, and the PCIe path between it and the drives.
 
-use super::{Step, filesystem, step};
+use super::{Step, filesystem, shell, step};
 use crate::checks::{iommu, list};
 use crate::finding::{Finding, Severity};
 use crate::storage_verdict::State;
@@ -28,7 +28,7 @@ fn model(analysis: &Analysis<'_>, gpu: &Gpu) -> Step {
         Finding::new("storage-gpu", severity, format!("{title}: {what}"))
             .why("P2PDMA is supported on A100, A40, L4, L40S, H100, H200, B100, B200 and B300, not on Grace. nvidia-fs needs GPUDirect RDMA, which data-centre and professional GPUs have and GeForce cards have not.")
             .seen(source, value)
-            .fix("/usr/local/cuda/gds/tools/gdscheck -p   (GPU INFO)")
+            .fix("/usr/local/cuda/gds/tools/gdscheck -p   # GPU INFO")
     };
     if gpu.vendor != GpuVendor::Nvidia {
         return step(NAME, State::Blocks, State::Blocks, format!("{title}: cuFile serves NVIDIA's GPUs"))
@@ -150,7 +150,7 @@ fn iommu(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
             .why("On x86 NVIDIA supports GPUDirect Storage with the IOMMU off, or in passthrough on some platforms: with translation it is neither guaranteed to work nor fast. On Grace it is the other way round.")
             .fix(format!(
                 "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{parameter} /' /etc/default/grub && sudo update-grub && sudo reboot{}",
-                if grace { "" } else { "   (or iommu=pt, where other devices need it)" }
+                if grace { "" } else { "   # or iommu=pt, where other devices need it" }
             ))
             .reboot();
         return step(NAME, State::Unknown, State::Unknown, title).because(seen(finding));
@@ -228,7 +228,7 @@ fn path(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
         let finding = Finding::new("storage-network-path", Severity::Unknown, "the adapter that carries the file is not known")
             .why("Bytes of a network filesystem or a remote drive reach the GPU through an adapter. The distance between them, and its registration of GPU memory, decide.")
             .seen("/proc/self/mountinfo", storage.mount.known().map(|mount| mount.source.clone()).unwrap_or_default())
-            .fix("nobounce doctor   (GPUs and adapters, without --storage)");
+            .fix("nobounce doctor   # GPUs and adapters, without --storage");
         let text = "through an adapter: see nobounce doctor without --storage";
         return step(NAME, State::NotNeeded, State::Unknown, text).because(finding);
     }
@@ -237,7 +237,7 @@ fn path(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
         let (text, fix) = if facts.is_virtual() {
             (
                 "a virtual machine: the host decides on peer-to-peer traffic",
-                "on the host: lspci -tv; /usr/local/cuda/gds/tools/gdscheck -p in the guest",
+                "/usr/local/cuda/gds/tools/gdscheck -p   # and on the host: lspci -tv",
             )
         } else {
             ("drive or GPU is not in the PCI tree", "lspci -tv; readlink -f /sys/class/nvme/*/device")
@@ -255,13 +255,13 @@ fn path(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
     let through_cpu =
         if Platform::of(&facts.machine.cpu) == Platform::Zen { State::Ok } else { State::Unknown };
     if distance.is_below_switch() {
-        return below_switch(&text, redirect, unread, through_cpu);
+        return below_switch(&storage.path, &text, redirect, unread, through_cpu);
     }
     let severity = if distance == Distance::Sys { Severity::Warning } else { Severity::Info };
     let far = Finding::new("storage-far", severity, format!("drive and GPU are far apart ({})", distance.name()))
         .why("Their packets cross the processor, between sockets at a few GB/s on many machines. NVIDIA tunes GPUDirect Storage for a drive and a GPU below one PCIe switch. A nearer GPU or drive, or compat mode, may be faster: measure.")
         .seen("PCI tree", text.clone())
-        .fix("nobounce topo   (drives and GPUs by switch)")
+        .fix("nobounce topo   # drives and GPUs by switch")
         .slows();
     let step_of = step(NAME, through_cpu, State::Ok, text.clone()).noting(Some(far));
     match through_cpu {
@@ -274,10 +274,10 @@ fn host_bridge(text: &str, how: &str) -> Finding {
     Finding::new("storage-host-bridge", Severity::Unknown, format!("whether Linux lets P2PDMA {how} is unknown"))
         .why("For packets through the processor Linux has a list of host bridges (pci_p2pdma). On others the read fails, and cuFile falls back. AMD Zen is always on it.")
         .seen("PCI tree", text)
-        .fix("sudo dmesg | grep -i p2pdma; nobounce topo   (a drive below the GPU's switch needs no list)")
+        .fix("sudo dmesg | grep -i p2pdma; nobounce topo   # a drive below the GPU's switch needs no list")
 }
 
-fn below_switch(text: &str, redirect: Vec<String>, unread: bool, through_cpu: State) -> Step {
+fn below_switch(file: &str, text: &str, redirect: Vec<String>, unread: bool, through_cpu: State) -> Step {
     const NAME: &str = "PCIe path";
     if !redirect.is_empty() {
         let finding = Finding::new("storage-acs", Severity::Warning, format!("ACS redirects packets between drive and GPU to the processor ({})", list(&redirect)))
@@ -297,7 +297,7 @@ fn below_switch(text: &str, redirect: Vec<String>, unread: bool, through_cpu: St
         let finding = Finding::new("storage-acs-unread", Severity::Unknown, "ACS of the ports between drive and GPU could not be read")
             .why("With redirection Linux treats the path as one through the processor, and may refuse P2PDMA. Only root may read it. nvidia-fs works, at half the bandwidth.")
             .seen("/sys/bus/pci/devices/*/config", "only the first 64 bytes")
-            .fix("sudo nobounce doctor --storage PATH")
+            .fix(format!("sudo nobounce doctor --storage {}", shell(file)))
             .root();
         return step(NAME, State::Unknown, State::Ok, format!("{text}; ACS unread")).because(finding);
     }

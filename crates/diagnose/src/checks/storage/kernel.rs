@@ -41,7 +41,7 @@ fn kernel(facts: &Facts, storage: &Storage) -> Step {
         .filter(|name| option(name) == Some(false))
         .collect();
     let why = "O_DIRECT into GPU memory by P2PDMA needs a kernel newer than 6.2, built with CONFIG_PCI_P2PDMA, CONFIG_ZONE_DEVICE and CONFIG_MEMORY_HOTPLUG. nvidia-fs does not need them.";
-    let fix = "grep -E 'CONFIG_(PCI_P2PDMA|ZONE_DEVICE|MEMORY_HOTPLUG)=' /boot/config-$(uname -r); grep -c p2pdma_pgmap_ops /proc/kallsyms; sudo apt install linux-generic-hwe-24.04   (or another kernel newer than 6.2 with them)";
+    let fix = "grep -E 'CONFIG_(PCI_P2PDMA|ZONE_DEVICE|MEMORY_HOTPLUG)=' /boot/config-$(uname -r); grep -c p2pdma_pgmap_ops /proc/kallsyms; sudo apt install linux-generic-hwe-24.04   # or another kernel newer than 6.2 with them";
     let finding = |severity, title: String| {
         let options = storage.kernel_options.known().map_or_else(
             || format!("unread: {}", storage.kernel_options.why_not().unwrap_or_default()),
@@ -129,7 +129,7 @@ fn driver(facts: &Facts) -> Step {
         Finding::new("storage-driver", severity, title)
             .why("P2PDMA needs NVIDIA's open kernel module, release 565 or newer: only that gives its memory to the kernel as pages. nvidia-fs works with older ones.")
             .seen("/proc/driver/nvidia/version", text.clone())
-            .fix("sudo apt install nvidia-open   (or sudo dnf install nvidia-open; 565 or newer; then sudo reboot)")
+            .fix("sudo apt install nvidia-open   # or sudo dnf install nvidia-open; 565 or newer; then sudo reboot")
             .reboot()
     };
     match (module.open, major) {
@@ -231,7 +231,7 @@ fn slow_window(storage: &Storage) -> Option<Finding> {
         Finding::new("storage-slow-window", Severity::Warning, "nobounce's window is slow: BAR1 is mapped without write-combining")
             .why("RmForceDisableIomapWC=1 is what P2PDMA needs on x86. The CPU then writes GPU memory in single small packets: nobounce's window loses most of its bandwidth, for files and for RDMA.")
             .seen("RegistryDwords in /proc/driver/nvidia/params", storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default())
-            .fix("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/nvidia-p2pdma.conf && sudo reboot   (only if P2PDMA is not used; or NOBOUNCE_WINDOW=off to use the copy engine)")
+            .fix("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/nvidia-p2pdma.conf && sudo reboot   # only if P2PDMA is not used; or NOBOUNCE_WINDOW=off to use the copy engine")
             .reboot()
             .slows()
     })

@@ -34,10 +34,10 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
             let installed =
                 facts.kernel.installed.known().is_some_and(|names| names.iter().any(|n| n == "nvidia_fs"));
             let fix = match (container, installed) {
-                (true, _) => "on the host: sudo modprobe nvidia-fs",
+                (true, _) => "sudo modprobe nvidia-fs   # on the host",
                 (false, true) => "sudo modprobe nvidia-fs",
                 (false, false) => {
-                    "sudo apt install nvidia-gds && sudo modprobe nvidia-fs   (or sudo dnf install nvidia-gds)"
+                    "sudo apt install nvidia-gds && sudo modprobe nvidia-fs   # or sudo dnf install nvidia-gds"
                 }
             };
             let finding = Finding::new("storage-nvidia-fs", Severity::Error, "nvidia-fs is not loaded")
@@ -101,7 +101,7 @@ fn no_node(nodes: &[DeviceNode], container: bool) -> Option<(String, Finding)> {
         Finding::new("storage-nvidia-fs-nodes", Severity::Error, title)
             .why("The module is loaded, but cuFile cannot open its device files. Some releases of libcufile then close file descriptor 0 of the process.")
     };
-    let docker = "docker run $(for f in /dev/nvidia-fs*; do echo --device $f; done) -v /run/udev:/run/udev:ro --gpus all ...   (or NVIDIA_GDS=enabled with NVIDIA's container toolkit)";
+    let docker = "docker run $(for f in /dev/nvidia-fs*; do echo --device $f; done) -v /run/udev:/run/udev:ro --gpus all ...   # or NVIDIA_GDS=enabled with NVIDIA's container toolkit";
     let Some(first) = nodes.first() else {
         let finding = finding("nvidia-fs is loaded, but there is no /dev/nvidia-fs*".to_owned())
             .seen("/dev", "no nvidia-fs*");
@@ -139,7 +139,7 @@ fn client(storage: &Storage, loaded: Option<bool>) -> Option<Step> {
     let finding = |severity, seen: &str, value: String| {
         let fix = match needed {
             "nvme" | "nvme_rdma" => {
-                "sudo apt install doca-all mlnx-nvme-dkms && sudo update-initramfs -u && sudo reboot   (then sudo modprobe nvidia-fs; cat /proc/driver/nvidia-fs/modules)"
+                "sudo apt install doca-all mlnx-nvme-dkms && sudo update-initramfs -u && sudo reboot   # then sudo modprobe nvidia-fs; cat /proc/driver/nvidia-fs/modules"
             }
             "rpcrdma" => {
                 "sudo apt install mlnx-nfsrdma-dkms && sudo modprobe rpcrdma && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs"
