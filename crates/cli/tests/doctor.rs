@@ -157,3 +157,56 @@ fn a_picture_is_drawn() {
     let json: serde_json::Value = serde_json::from_str(&out(&json)).unwrap();
     assert_eq!(json["matrix"]["gpus"][5]["best"], "mlx5_5");
 }
+
+#[test]
+fn a_path_of_this_machine_has_a_route_and_a_chain_and_is_read() {
+    let folder = Folder::new("storage");
+    let file = folder.file("data", &"x".repeat(3 << 20));
+    let told = nobounce(&["doctor", "--no-probe", "--storage", &file]);
+    assert!(matches!(told.status.code(), Some(0 | 1)), "{}{}", out(&told), err(&told));
+    let text = out(&told);
+    assert!(text.contains("chain") && text.contains("filesystem") && text.contains("libcufile"), "{text}");
+    assert!(!text.contains("adapter  "), "the report on adapters is not asked for:\n{text}");
+    let proved = nobounce(&["doctor", "--no-probe", "--prove", "--json", "--storage", &file]);
+    let json: serde_json::Value = serde_json::from_str(&out(&proved)).unwrap();
+    let proof = &json["storage"]["proof"];
+    assert!(!proof["not_tried"].as_array().unwrap().is_empty());
+    let reads = proof["reads"].as_array().unwrap();
+    assert!(reads.len() >= 2, "{proof}");
+    for read in reads {
+        assert_eq!((&read["ok"], read["bytes"].as_u64()), (&true.into(), Some(3 << 20)), "{read}");
+    }
+    // A route that is unknown or not there is never called direct.
+    for verdict in json["storage"]["verdicts"].as_array().unwrap() {
+        assert!(verdict["reasons"].as_array().is_some_and(|reasons| !reasons.is_empty()), "{verdict}");
+    }
+}
+
+#[test]
+fn facts_of_a_path_are_saved_and_shown_again_and_others_are_refused() {
+    let folder = Folder::new("storage-facts");
+    let file = folder.file("data", "some bytes");
+    let saved = folder.0.join("facts.json");
+    let saved = saved.to_str().unwrap();
+    let save = nobounce(&["doctor", "--no-probe", "--storage", &file, "--anonymous", "--save", saved]);
+    assert_eq!(save.status.code(), Some(0), "{}", err(&save));
+    let text = fs::read_to_string(saved).unwrap();
+    assert!(!text.contains("storage-facts") && text.contains("\"storage\""), "the path is in the facts");
+    let again = nobounce(&["doctor", "--facts", saved, "--storage"]);
+    assert!(out(&again).contains("chain"), "{}{}", out(&again), err(&again));
+    // Without --storage the facts of the path are left alone.
+    let plain = nobounce(&["doctor", "--facts", saved, "--json"]);
+    assert!(!out(&plain).contains("\"storage\""));
+    let without = folder.0.join("without.json");
+    let without = without.to_str().unwrap();
+    nobounce(&["doctor", "--example", "dgx-h100", "--save", without]);
+    let refused = nobounce(&["doctor", "--facts", without, "--storage"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(err(&refused).contains("--storage PATH --save"), "{}", err(&refused));
+    let missing = nobounce(&["doctor", "--no-probe", "--storage", "/does/not/exist"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(err(&missing).contains("cannot find /does/not/exist"), "{}", err(&missing));
+    let odd = nobounce(&["doctor", "--no-probe", "--storage", "/dev/null"]);
+    assert_eq!(odd.status.code(), Some(2));
+    assert_eq!(nobounce(&["doctor", "--example", "dgx-h100", "--storage", "/"]).status.code(), Some(2));
+}

@@ -338,3 +338,25 @@ fn mps_is_started_and_ended() {
     assert!(started.starts_with("start ") && started.contains("nobounce-mps-"), "{calls}");
     assert_eq!(ended.strip_prefix("quit "), started.strip_prefix("start "), "{calls}");
 }
+
+#[test]
+fn doctor_reads_a_file_into_the_memory_of_a_gpu() {
+    let folder = Folder::new("storage");
+    let file = folder.file("data");
+    fs::write(&file, vec![3_u8; (9 << 20) + 5]).expect("a file of the test");
+    let line = format!("doctor --prove --json --storage {}", file.display());
+    let (code, stdout, stderr) = output(&mut nobounce(&line));
+    assert!(matches!(code, Some(0 | 1)), "{stdout}\n{stderr}");
+    let told: Value = serde_json::from_str(&stdout).expect("the JSON is JSON");
+    let storage = &told["storage"];
+    // A stand-in has no PCI path: nothing about it is claimed to be direct.
+    let verdicts = storage["verdicts"].as_array().expect("verdicts");
+    assert!(!verdicts.is_empty(), "{stdout}");
+    for verdict in verdicts {
+        assert!(!matches!(verdict["route"].as_str(), Some("p2pdma" | "nvidia-fs")), "{verdict}");
+    }
+    let reads = storage["proof"]["reads"].as_array().expect("reads");
+    let gpu = reads.iter().find(|read| read["how"].as_str().is_some_and(|how| how.contains("into GPU")));
+    let gpu = gpu.unwrap_or_else(|| panic!("no GPU was read into: {stdout}"));
+    assert_eq!((&gpu["ok"], gpu["bytes"].as_u64()), (&true.into(), Some((9 << 20) + 5)), "{gpu}");
+}

@@ -10,9 +10,11 @@ Examples:
   nobounce doctor --facts facts.json                diagnose saved facts of another machine
   nobounce doctor --nccl-log job.log                which connections used GPUDirect, and why the others did not
   nobounce doctor --prove                           move bytes, and report the path they took
+  nobounce doctor --storage /data/model.safetensors which route a read into each GPU takes, and why
   nobounce doctor --explain acs-redirect            the long text of a check
 
-Exit codes: 0 success, 1 a GPU/NIC pair that could be direct is not, 2 usage error or broken environment.";
+Exit codes: 0 success, 1 a GPU/NIC pair, or with --storage a read, that could be direct is not,
+2 usage error or broken environment.";
 
 /// Find why GPUDirect is off, and print the fix.
 ///
@@ -61,6 +63,15 @@ pub(crate) struct DoctorArgs {
     /// Read a log of UCX (UCX_PROTO_INFO=y UCX_LOG_LEVEL=info)
     #[arg(long, value_name = "FILE")]
     pub(crate) ucx_log: Option<PathBuf>,
+
+    /// Report which route a read of this file into each GPU takes with GPUDirect Storage (cuFile):
+    /// P2PDMA, nvidia-fs or host memory, and why. With --prove, read it and measure. Without PATH:
+    /// the current folder, or the path in --facts
+    #[arg(
+        long, value_name = "PATH", num_args = 0..=1, default_missing_value = ".",
+        conflicts_with_all = ["example", "peer", "serve", "nccl_log", "ucx_log", "explain"]
+    )]
+    pub(crate) storage: Option<PathBuf>,
 
     /// Explain a check; 'all' lists the checks
     #[arg(long, value_name = "ID", conflicts_with_all = ["facts", "root", "save", "json"])]

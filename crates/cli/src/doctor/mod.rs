@@ -9,6 +9,8 @@ mod library;
 mod logs;
 mod nvml;
 mod prove;
+mod storage;
+mod storage_prove;
 mod verbs;
 
 use std::io::{IsTerminal, Read as _, Write};
@@ -17,12 +19,14 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nobounce_diagnose::draw::{self, Topology};
-use nobounce_diagnose::{Style, diagnose, explain, report};
-use nobounce_topology::facts::{Facts, MAX_FILE};
+use nobounce_diagnose::storage_verdict::StorageDiagnosis;
+use nobounce_diagnose::{Diagnosis, Style, diagnose, explain, report, storage_report};
+use nobounce_topology::facts::{Facts, MAX_FILE, Storage};
 use nobounce_topology::sysfs::Root;
 use nobounce_topology::{clean, machines};
 
 use self::args::{DoctorArgs, Source, TopoArgs};
+use self::storage_prove::StorageProofs;
 
 /// `nobounce doctor`: arguments in, exit code out. An error is exit code 2.
 pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
@@ -30,6 +34,15 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         return explain(id);
     }
     let mut facts = facts(&args.source)?;
+    match &args.storage {
+        Some(path) => storage::fill(&mut facts, &args.source, path)?,
+        None => facts.storage = None,
+    }
+    // Before names go: the proof opens the file.
+    let read = match &facts.storage {
+        Some(storage) if args.prove && args.save.is_none() => Some(storage_prove::prove(&facts, storage)?),
+        _ => None,
+    };
     if args.anonymous {
         facts = facts.redacted();
     }
@@ -42,6 +55,9 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let diagnosis = diagnose(&facts);
+    if let (Some(storage), Some(found)) = (&facts.storage, &diagnosis.storage) {
+        return of_path(args, &facts, storage, &diagnosis, found, read.as_ref());
+    }
     let logs = logs::read(args, &facts, &diagnosis)?;
     let proofs = match (&args.peer, args.prove) {
         (Some(peer), _) => prove::with_peer(&facts, peer)?,
@@ -82,6 +98,39 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         || logs.iter().any(|log| log.direct_is_lost)
         || proofs.iter().any(|proof| !proof.kept);
     Ok(ExitCode::from(u8::from(lost)))
+}
+
+/// The answer to `--storage`.
+fn of_path(
+    args: &DoctorArgs,
+    facts: &Facts,
+    storage: &Storage,
+    diagnosis: &Diagnosis,
+    found: &StorageDiagnosis,
+    read: Option<&StorageProofs>,
+) -> anyhow::Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let mut all = serde_json::to_value(diagnosis)?;
+        if let Some(read) = read {
+            all["storage"]["proof"] = serde_json::to_value(read)?;
+        }
+        serde_json::to_writer_pretty(&mut out, &all)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", storage_report(facts, storage, found, style(args.all)))?;
+        if let Some(read) = read {
+            writeln!(out, "\nproof: {}", clean(&read.file))?;
+            for proof in &read.reads {
+                writeln!(out, "{}", clean(&proof.to_string()))?;
+            }
+            for reason in &read.not_tried {
+                writeln!(out, "  not tried: {}", clean(reason))?;
+            }
+        }
+    }
+    let failed = read.is_some_and(|read| read.reads.iter().any(|proof| !proof.ok));
+    Ok(ExitCode::from(u8::from(found.direct_is_lost || failed)))
 }
 
 /// `nobounce topo`.
