@@ -290,7 +290,7 @@ explanations! {
     "storage-raid", "The file is on md RAID",
     "NVIDIA supports md RAID 0 and 1 with nvidia-fs, and no RAID with P2PDMA. RAID 4, 5 and 6 compute parity on the CPU.";
     "storage-registry-keys", "NVIDIA's module lacks the registry keys for P2PDMA",
-    "On x86: options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\". The first gives BAR1 fixed addresses, the second maps it without write-combining. The second makes stores of the CPU to GPU memory slow: GDRCopy and nobounce's window lose most of their bandwidth.\nManual check: grep RegistryDwords /proc/driver/nvidia/params.";
+    "On x86: options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\". The first gives BAR1 fixed addresses, the second maps it without write-combining. The second makes stores of the CPU to GPU memory slow: GDRCopy and nobounce's window suffer.\nManual check: grep RegistryDwords /proc/driver/nvidia/params.";
     "storage-slow-window", "nobounce's window lost write-combining",
     "RmForceDisableIomapWC=1 maps BAR1 uncached. nobounce stores received bytes and file contents through BAR1. With NOBOUNCE_WINDOW=off the copy engine places them. nobounce bench --gpu compares both.";
     "storage-udev", "/run/udev cannot be read",

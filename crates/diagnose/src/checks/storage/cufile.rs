@@ -139,11 +139,7 @@ fn library(storage: &Storage) -> Step {
             .fix("pip install nvidia-cufile-cu12   # or sudo apt install nvidia-gds")
     };
     match storage.cufile.library.known() {
-        Some(Some(library)) => {
-            let version =
-                library.version.as_deref().map_or_else(String::new, |version| format!(" {version}"));
-            step(NAME, State::Ok, State::Ok, format!("{}{version}", library.path))
-        }
+        Some(Some(library)) => step(NAME, State::Ok, State::Ok, library.path.clone()),
         Some(None) => {
             step(NAME, State::Unknown, State::Unknown, "not found in the usual folders").because(finding(
                 Severity::Unknown,

@@ -14,8 +14,6 @@ const P2PDMA_DRIVER: u32 = 565;
 const STATIC_BAR1: &str = "RMForceStaticBar1";
 const NO_WRITE_COMBINING: &str = "RmForceDisableIomapWC";
 
-const FIX_KEYS: &str = "echo 'options nvidia NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1;\"' | sudo tee /etc/modprobe.d/nvidia-p2pdma.conf && (sudo update-initramfs -u -k all || sudo dracut -f) && sudo reboot";
-
 pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<Step> {
     vec![kernel(facts, storage), driver(facts), keys(facts, storage)]
 }
@@ -149,6 +147,24 @@ fn driver(facts: &Facts) -> Step {
     }
 }
 
+/// The command that sets both keys, and keeps what else is set.
+fn set_keys(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "=_-".contains(c);
+    let kept = text
+        .split(';')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty() && entry.chars().all(plain))
+        .filter(|entry| {
+            let name = entry.split('=').next().unwrap_or_default();
+            ![STATIC_BAR1, NO_WRITE_COMBINING].iter().any(|key| key.eq_ignore_ascii_case(name))
+        })
+        .map(|entry| format!("{entry};"))
+        .collect::<String>();
+    format!(
+        "echo 'options nvidia NVreg_RegistryDwords=\"{kept}{STATIC_BAR1}=1;{NO_WRITE_COMBINING}=1;\"' | sudo tee /etc/modprobe.d/nvidia-p2pdma.conf && (sudo update-initramfs -u -k all || sudo dracut -f) && sudo reboot"
+    )
+}
+
 /// What `RegistryDwords` sets a key to: none where it does not name it.
 fn key(text: &str, name: &str) -> Option<bool> {
     text.split(';').rev().find_map(|entry| {
@@ -174,7 +190,7 @@ fn keys(facts: &Facts, storage: &Storage) -> Step {
         Finding::new("storage-registry-keys", severity, title)
             .why("On x86 NVIDIA requires both keys for P2PDMA: a static BAR1, whose addresses the drive can use, without write-combining. The second key slows stores of the CPU to GPU memory, and with them nobounce's window.")
             .seen("RegistryDwords in /proc/driver/nvidia/params", value)
-            .fix(FIX_KEYS)
+            .fix(set_keys(storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default()))
             .reboot()
     };
     let Some(value) = storage.registry_dwords.known() else {
@@ -229,9 +245,9 @@ fn keys(facts: &Facts, storage: &Storage) -> Step {
 fn slow_window(storage: &Storage) -> Option<Finding> {
     (loses_write_combining(storage) == Some(true)).then(|| {
         Finding::new("storage-slow-window", Severity::Warning, "nobounce's window is slow: BAR1 is mapped without write-combining")
-            .why("RmForceDisableIomapWC=1 is what P2PDMA needs on x86. The CPU then writes GPU memory in single small packets: nobounce's window loses most of its bandwidth, for files and for RDMA.")
+            .why("RmForceDisableIomapWC=1 is what P2PDMA needs on x86. The CPU then writes GPU memory in single small packets instead of whole cache lines: nobounce's window gets slow, for files and for RDMA.")
             .seen("RegistryDwords in /proc/driver/nvidia/params", storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default())
-            .fix("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/nvidia-p2pdma.conf && sudo reboot   # only if P2PDMA is not used; or NOBOUNCE_WINDOW=off to use the copy engine")
+            .fix("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/*.conf && sudo reboot   # only if P2PDMA is not used; or NOBOUNCE_WINDOW=off to use the copy engine")
             .reboot()
             .slows()
     })
@@ -246,5 +262,10 @@ mod tests {
         assert_eq!(key("RMForceStaticBar1=1;RmForceDisableIomapWC=1;", STATIC_BAR1), Some(true));
         assert_eq!(key("RMForceStaticBar1=1; RMForceStaticBar1=0", STATIC_BAR1), Some(false));
         assert_eq!(key("rmforcestaticbar1=1;x;=;", STATIC_BAR1), None);
+        let fix = set_keys("PeerMappingOverride=1;RMForceStaticBar1=0;$(x)=1");
+        assert!(
+            fix.contains("\"PeerMappingOverride=1;RMForceStaticBar1=1;RmForceDisableIomapWC=1;\""),
+            "{fix}"
+        );
     }
 }

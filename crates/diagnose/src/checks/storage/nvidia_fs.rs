@@ -87,7 +87,7 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
             step(NAME, State::NotNeeded, State::Blocks, text).because(finding).noting(known_bad)
         }
         None => {
-            step(NAME, State::NotNeeded, State::Ok, format!("loaded{version}, {} device files", nodes.len()))
+            step(NAME, State::NotNeeded, State::Ok, format!("loaded{version}, device files: {}", nodes.len()))
                 .noting(known_bad)
         }
     }
@@ -166,7 +166,7 @@ fn client(storage: &Storage, loaded: Option<bool>) -> Option<Step> {
             let offered = symbols.map(of_nvme).unwrap_or_default();
             if needed == "nvme" && !offered.is_empty() {
                 found = found
-                    .seen("/proc/kallsyms", format!("nvme offers {}: nvidia-fs was built for another interface", list(&offered)))
+                    .seen("/proc/kallsyms", format!("nvme offers {}: nvidia-fs may be built for another interface, or loaded before it", list(&offered)))
                     .fix("sudo dkms build nvidia-fs/$(modinfo -F version nvidia-fs) --force && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs");
                 found.fix.rotate_right(1);
             }
