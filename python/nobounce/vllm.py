@@ -9,12 +9,16 @@ parallel group listens at port + n. A proxy runs each prompt on a prefill instan
 vLLM's NixlConnector. The degrees of tensor parallelism may differ. A prefill instance that is gone makes the decode instance
 compute the blocks, where kv_load_failure_policy is "recompute".
 
+Blocks of a finished prompt are leased to readers for LEASE seconds. A prefill worker publishes which leases have ended before
+vLLM may use their blocks again. A decode worker reads the blocks, then that word: what was overwritten meanwhile has failed.
+
 One group of full-attention layers is supported. vLLM calls the interface experimental; written for 0.32.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +27,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from . import kv
 from ._agent import Agent, Transfer
-from .errors import Error
+from ._heads import Split
+from ._leases import SLOTS, Lease, Leases, microseconds
+from .errors import Error, Timeout
 
 _log = logging.getLogger(__name__)
 NAME = "vllm"
@@ -37,8 +43,7 @@ class Load:
     """Blocks of one request to be read."""
 
     request: str
-    #: The name of the request at the prefilling side.
-    their_request: str
+    lease: Lease
     host: str
     port: int
     ranks: int
@@ -48,10 +53,10 @@ class Load:
 
 @dataclass
 class Work(KVConnectorMetadata):  # type: ignore[misc]
-    """From the scheduler to the workers: what to read, and which finished prompts wait for readers until when."""
+    """From the scheduler to the workers: what to read, and which finished prompts wait for readers."""
 
     loads: list[Load] = field(default_factory=list)
-    leases: dict[str, float] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
 
 
 class Connector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -63,12 +68,18 @@ class Connector(KVConnectorBase_V1):  # type: ignore[misc]
         self._host, self._port = extra.get("host", "127.0.0.1"), int(extra.get("port", 9400))
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
         self._scheduled = Work()
+        self._leases, self._number = 0, 0
         self._worker = None if role == KVConnectorRole.SCHEDULER else Worker(self._host, self._port, self._ranks)
 
     # The scheduler.
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        if (request.kv_transfer_params or {}).get("do_remote_prefill"):
+        parameters = request.kv_transfer_params or {}
+        if parameters.get("do_remote_prefill"):
+            if parameters["remote_lease"][2] <= time.time():
+                _log.warning("request %s: the lease of its blocks at the prefill instance has ended; they are computed here", request.request_id)
+                parameters["do_remote_prefill"] = False
+                return 0, False
             count = len(request.prompt_token_ids) - num_computed_tokens
             if count > 0:
                 return count, True
@@ -83,7 +94,8 @@ class Connector(KVConnectorBase_V1):  # type: ignore[misc]
         mine = blocks.get_unhashed_block_ids() if num_external_tokens > 0 else []
         theirs = list(parameters["remote_block_ids"])
         self._scheduled.loads.append(Load(
-            request.request_id, parameters["remote_request_id"], parameters["remote_host"], parameters["remote_port"], parameters["remote_ranks"], mine, theirs[len(theirs) - len(mine):]))
+            request.request_id, Lease(*parameters["remote_lease"]), parameters["remote_host"], parameters["remote_port"], parameters["remote_ranks"],
+            mine, theirs[len(theirs) - len(mine):]))
 
     def build_connector_meta(self, scheduler_output: Any) -> Work:
         scheduled, self._scheduled = self._scheduled, Work()
@@ -93,9 +105,12 @@ class Connector(KVConnectorBase_V1):  # type: ignore[misc]
         parameters = request.kv_transfer_params or {}
         if not parameters.get("do_remote_decode") or not block_ids:
             return False, None
-        self._scheduled.leases[request.request_id] = time.monotonic() + LEASE
+        self._number = max(self._number + 1, microseconds())
+        lease = Lease(self._number, self._leases % SLOTS, time.time() + LEASE)
+        self._leases += 1
+        self._scheduled.leases[request.request_id] = lease
         return True, {
-            "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": block_ids, "remote_request_id": request.request_id,
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": block_ids, "remote_lease": [lease.number, lease.slot, lease.until],
             "remote_host": self._host, "remote_port": self._port, "remote_ranks": self._ranks}
 
     # A worker.
@@ -130,8 +145,20 @@ class Connector(KVConnectorBase_V1):  # type: ignore[misc]
             self._worker.agent.close()
 
 
+@dataclass
+class Loading:
+    """A load in progress: transfers of blocks, then of the words that tell whether the lease has ended."""
+
+    load: Load
+    transfers: list[Transfer] = field(default_factory=list)
+    #: The workers that the blocks come from, and what they say about the lease.
+    sources: list[kv.RemoteCache] = field(default_factory=list)
+    ended: list[bytearray] = field(default_factory=list)
+    error: Error | None = None
+
+
 class Worker:
-    """The caches of one worker, transfers in flight, and prompts that wait for readers."""
+    """The caches of one worker, loads in progress, and prompts that wait for readers."""
 
     def __init__(self, host: str, port: int, ranks: int) -> None:
         from vllm.distributed import get_tensor_model_parallel_rank
@@ -139,44 +166,48 @@ class Worker:
         self._ranks = ranks
         self.agent = Agent(f"vllm-{host}-{port + self.rank}", listen=f"{host}:{port + self.rank}")
         self._cache: kv.Cache | None = None
+        self._split = Split(ranks, ranks)
         self._remotes: dict[tuple[str, int], kv.RemoteCache] = {}
-        self._loading: dict[str, tuple[Load, list[Transfer]]] = {}
-        self._leases: dict[str, float] = {}
-        #: Prompts that some of their readers have read.
-        self._readers: dict[str, int] = {}
+        self._loading: dict[str, Loading] = {}
+        self._leases = Leases()
         self._failed: set[int] = set()
 
     def register(self, caches: dict[str, Any], config: Any) -> None:
         layers = list(caches.values())
         block_axis, head_axis = axes(layers[0].shape, config.cache_config.num_gpu_blocks)
-        heads = layers[0].shape[head_axis]
-        self._cache = kv.Cache(self.agent, layers, block_axis=block_axis, head_axis=head_axis, first_head=self.rank * heads)
+        self._split = Split(config.model_config.get_total_num_kv_heads(), self._ranks)
+        if layers[0].shape[head_axis] != self._split.count:
+            raise Error(f"KV cache of shape {tuple(layers[0].shape)}: expected {self._split.count} heads of {self._split.total} for each of {self._ranks} workers")
+        self._cache = kv.Cache(self.agent, layers, block_axis=block_axis, head_axis=head_axis, first_head=self._split.first(self.rank))
+        self.agent.export(f"{NAME}/leases", self._leases.table())
         self._cache.export(NAME)
 
     def begin(self, work: Work) -> None:
-        self._leases.update(work.leases)
+        self._leases.add(work.leases)
         for load in work.loads:
+            loading = self._loading[load.request] = Loading(load)
             try:
-                transfers = self._read(load)
+                self._read(loading)
             except Error as error:
-                self._fail(load, error)
-                transfers = []
-            self._loading[load.request] = (load, transfers)
+                # Submitted ones still write to the blocks: they are reported when all have ended.
+                loading.error = error
+                for transfer in loading.transfers:
+                    transfer.cancel()
 
-    def _read(self, load: Load) -> list[Transfer]:
+    def _read(self, loading: Loading) -> None:
         assert self._cache is not None
-        mine, transfers = self._cache.geometry, []
-        for rank in range(load.ranks):
+        load, there = loading.load, Split(self._split.total, loading.load.ranks)
+        if not load.blocks:
+            return
+        if load.lease.until <= time.time():
+            raise Timeout("the lease of its blocks at the prefill instance has ended")
+        for rank in self._split.sources(there, self.rank):
             remote = self._remote(load.host, load.port + rank)
-            theirs = remote.geometry
-
-            def is_shared(first_head: int) -> bool:
-                return theirs.first_head < first_head + mine.heads and first_head < theirs.first_head + theirs.heads
-
-            if is_shared(mine.first_head):
-                readers = sum(is_shared(reader * mine.heads) for reader in range(self._ranks))
-                transfers.append(self._cache.read(remote, load.blocks, load.their_blocks, tag=f"{readers} {load.their_request}".encode()))
-        return transfers
+            heads = range(remote.geometry.first_head, remote.geometry.first_head + remote.geometry.heads)
+            if heads != there.heads(rank):
+                raise Error(f"worker {rank} at {load.host} holds heads {heads}, expected {there.heads(rank)}: use the same model and version on both sides")
+            loading.sources.append(remote)
+            loading.transfers.append(self._cache.read(remote, load.blocks, load.their_blocks))
 
     def _remote(self, host: str, port: int) -> kv.RemoteCache:
         known = self._remotes.get((host, port))
@@ -184,38 +215,51 @@ class Worker:
             known = self._remotes[host, port] = kv.RemoteCache(self.agent.connect(f"{host}:{port}", TIMEOUT), NAME, TIMEOUT)
         return known
 
-    def _fail(self, load: Load, error: Error) -> None:
-        _log.warning("request %s: %s", load.request, error)
-        self._failed.update(load.blocks)
-
     def finished(self) -> tuple[set[str] | None, set[str] | None]:
-        received = set()
-        for request, (load, transfers) in list(self._loading.items()):
-            if all(transfer.done() for transfer in transfers):
-                del self._loading[request]
-                received.add(request)
-                for transfer in transfers:
-                    try:
-                        transfer.wait(0)
-                    except Error as error:
-                        self._fail(load, error)
-        # Failed ones are reported as received, too; take_failed has their blocks.
-        return self._sent() or None, received or None
-
-    def _sent(self) -> set[str]:
-        """Prompts that have been read, or whose time is over."""
+        received = {request for request, loading in list(self._loading.items()) if self._advance(loading)}
+        for request in received:
+            del self._loading[request]
         while (note := self.agent.notification(0)) is not None:
-            readers, request = note.tag.decode().split(" ", 1)
-            self._readers[request] = self._readers.get(request, 0) + 1
-            # A reader that failed may try again: the blocks wait for the end of their lease.
-            if note.outcome == "complete" and self._readers[request] >= int(readers):
-                self._leases[request] = 0.0
-        now = time.monotonic()
-        sent = {request for request, until in self._leases.items() if until <= now}
-        for request in sent:
-            del self._leases[request]
-            self._readers.pop(request, None)
-        return sent
+            self._leases.note(note)
+        # Failed ones are reported as received, too; take_failed has their blocks.
+        return self._leases.take_ended() or None, received or None
+
+    def _advance(self, loading: Loading) -> bool:
+        """Whether it has ended: no transfer of it reaches the blocks any more."""
+        if not all(transfer.done() for transfer in loading.transfers):
+            return False
+        load = loading.load
+        try:
+            if loading.error is not None:
+                raise loading.error
+            for transfer in loading.transfers:
+                transfer.wait(0)
+            if len(loading.ended) < len(loading.sources):
+                self._ask(loading)
+                return False
+            if any(int.from_bytes(word, sys.byteorder) >= load.lease.number for word in loading.ended):
+                raise Error("the lease of its blocks at the prefill instance ended before they were read")
+            self._notify(load)
+        except Error as error:
+            _log.warning("request %s: %s", load.request, error)
+            self._failed.update(load.blocks)
+        return True
+
+    def _ask(self, loading: Loading) -> None:
+        """Reads which leases have ended, now that the blocks are here."""
+        loading.transfers, loading.ended = [], [bytearray(8) for _ in loading.sources]
+        for remote, word in zip(loading.sources, loading.ended):
+            table = remote.peer.region(f"{NAME}/leases", 0)
+            loading.transfers.append(remote.peer.read(word, table, loading.load.lease.slot * 8))
+
+    def _notify(self, load: Load) -> None:
+        """Lets the prefill workers free the blocks. Those that cannot be reached free them when the lease ends."""
+        for rank, readers in enumerate(self._split.readers(Split(self._split.total, load.ranks))):
+            if self.rank in readers:
+                try:
+                    self._remote(load.host, load.port + rank).peer.announce(f"{len(readers)} {load.lease.number}".encode()).complete()
+                except Error as error:
+                    _log.warning("request %s: worker %s of %s is not notified: %s", load.request, rank, load.host, error)
 
     def take_failed(self) -> set[int]:
         failed, self._failed = self._failed, set()
