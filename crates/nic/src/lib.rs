@@ -40,3 +40,4 @@ pub mod tally;
 pub mod work;
 
 pub use process::eventfd::EventFd;
+pub use process::fork::ParentOnly;

@@ -95,6 +95,33 @@ impl Device {
     ) -> Result<Connection, ConnectError> {
         connect(self, addr, options)
     }
+
+    /// The handshake over a TCP connection that the caller made. A caller that keeps a clone of the
+    /// stream gives up by shutting it down.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub fn connect_over(
+        &self,
+        stream: TcpStream,
+        options: &ConnectOptions,
+    ) -> Result<Connection, ConnectError> {
+        check_lanes(options)?;
+        let addr = stream.peer_addr().unwrap_or_else(|_| ([0, 0, 0, 0], 0).into());
+        let made = shake_hands(self, stream, options, deadline(options.timeout));
+        made.map_err(|source| ConnectError::Handshake { addr, source })
+    }
+}
+
+fn check_lanes(options: &ConnectOptions) -> Result<(), ConnectError> {
+    let is_fine = (1..=MAX_QPS).contains(&options.qps);
+    if is_fine { Ok(()) } else { Err(ConnectError::Lanes { asked: options.qps }) }
+}
+
+/// When a timeout ends; the longest ones in 100 years.
+pub(crate) fn deadline(timeout: Duration) -> Instant {
+    const EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    Instant::now() + timeout.min(EVER)
 }
 
 fn connect(
@@ -102,11 +129,9 @@ fn connect(
     addr: impl ToSocketAddrs,
     options: &ConnectOptions,
 ) -> Result<Connection, ConnectError> {
-    if options.qps == 0 || options.qps > MAX_QPS {
-        return Err(ConnectError::Lanes { asked: options.qps });
-    }
+    check_lanes(options)?;
     let addrs = addr.to_socket_addrs().map_err(ConnectError::Resolve)?;
-    let deadline = Instant::now() + options.timeout;
+    let deadline = deadline(options.timeout);
     let mut failed = None;
     for addr in addrs {
         // The kernel's interface refuses zero; the shortest timeout fails as intended.

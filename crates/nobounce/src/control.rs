@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nobounce_nic::ParentOnly;
+
 /// The longest application message.
 pub(crate) const MAX_MESSAGE: usize = 1 << 20;
 /// The longest frame: a message and its kind.
@@ -96,6 +98,8 @@ pub(crate) fn fuzz_frames(bytes: &[u8], piece: usize, mut each: impl FnMut(&[u8]
 
 #[derive(Debug)]
 pub(crate) struct ControlChannel {
+    /// A forked child must not keep the connection open when this process dies. Dropped first.
+    _mark: ParentOnly,
     stream: TcpStream,
     inbox: Mutex<Inbox>,
     outbox: Mutex<()>,
@@ -106,7 +110,8 @@ impl ControlChannel {
     pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, inbox: Mutex::default(), outbox: Mutex::default(), closed: AtomicBool::new(false) })
+        let (inbox, outbox, closed) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Ok(Self { _mark: ParentOnly::mark(&stream), stream, inbox, outbox, closed })
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {

@@ -5,7 +5,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use crate::connect::{ConnectOptions, Lanes, open_control};
+use nobounce_nic::ParentOnly;
+
+use crate::connect::{ConnectOptions, Lanes, deadline, open_control};
 use crate::connection::Connection;
 use crate::device::Device;
 use crate::handshake::{self, HandshakeError, Hello};
@@ -42,6 +44,8 @@ pub enum AcceptError {
 #[derive(Debug)]
 pub struct Listener {
     device: Device,
+    /// A forked child must not keep the port. Dropped first.
+    _mark: ParentOnly,
     socket: TcpListener,
     local: SocketAddr,
     options: ConnectOptions,
@@ -86,7 +90,8 @@ impl Listener {
         let socket = TcpListener::bind(addr)?;
         socket.set_nonblocking(true)?;
         let local = socket.local_addr()?;
-        Ok(Self { device: device.clone(), socket, local, options: options.clone() })
+        let mark = ParentOnly::mark(&socket);
+        Ok(Self { device: device.clone(), _mark: mark, socket, local, options: options.clone() })
     }
 
     /// The address it listens on.
@@ -101,7 +106,7 @@ impl Listener {
     /// # Errors
     /// No peer connected, or its handshake failed. Call again to continue.
     pub fn accept(&self, timeout: Duration) -> Result<Connection, AcceptError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         loop {
             if let Some((stream, peer)) = self.accept_pending()? {
                 return self.handshake(stream, peer);
@@ -143,7 +148,7 @@ impl Listener {
     }
 
     fn shake_hands(&self, stream: TcpStream) -> Result<Connection, HandshakeError> {
-        let deadline = Instant::now() + self.options.timeout;
+        let deadline = deadline(self.options.timeout);
         let control = open_control(stream)?;
         let theirs = handshake::receive_hello(&control, deadline)?;
         let prepared = theirs.check_reachable(self.device.nic(), &control).and_then(|()| {

@@ -69,6 +69,19 @@ pub enum RegisterError {
     Other(any::RegisterError),
 }
 
+impl RegisterError {
+    /// Whether a direct path was required, and there is none.
+    #[must_use]
+    pub fn is_not_direct(&self) -> bool {
+        use nobounce_memory::gpu::RegisterError as Gpu;
+        matches!(
+            self,
+            Self::Device(soft::RegisterError::Gpu(Gpu::NotDirect { .. }))
+                | Self::Hardware(hard::RegisterError::NotDirect { .. })
+        )
+    }
+}
+
 impl From<any::RegisterError> for RegisterError {
     fn from(error: any::RegisterError) -> Self {
         match error {

@@ -75,7 +75,7 @@ pub(crate) fn let_go(descriptors: &[RawFd]) {
     unsafe { libc::close(nothing) };
 }
 
-/// The descriptors of all [`NotInherited`], behind a lock that fork takes too: the child sees a
+/// The descriptors of all [`NotInherited`] and [`ParentOnly`], behind a lock that fork takes too: the child sees a
 /// consistent list.
 struct DescriptorList {
     held: AtomicBool,
@@ -127,6 +127,33 @@ impl NotInherited {
     }
 }
 
+/// Marks a descriptor that another object owns: a forked child replaces it by a harmless one before
+/// anything else happens there, as [`NotInherited`]. Drop the mark before the descriptor is closed.
+#[derive(Debug)]
+pub struct ParentOnly(RawFd);
+
+impl ParentOnly {
+    /// Marks an open descriptor.
+    pub fn mark(owner: &impl AsRawFd) -> Self {
+        generation();
+        let fd = owner.as_raw_fd();
+        KEPT.with(|kept| kept.push(fd));
+        Self(fd)
+    }
+}
+
+impl Drop for ParentOnly {
+    fn drop(&mut self) {
+        KEPT.with(|kept| forget(kept, self.0));
+    }
+}
+
+fn forget(kept: &mut Vec<RawFd>, fd: RawFd) {
+    if let Some(at) = kept.iter().position(|one| *one == fd) {
+        kept.swap_remove(at);
+    }
+}
+
 impl Deref for NotInherited {
     type Target = OwnedFd;
 
@@ -139,9 +166,7 @@ impl Drop for NotInherited {
     fn drop(&mut self) {
         let fd = self.0.as_raw_fd();
         KEPT.with(|kept| {
-            if let Some(at) = kept.iter().position(|one| *one == fd) {
-                kept.swap_remove(at);
-            }
+            forget(kept, fd);
             // SAFETY: it is dropped here and never used again.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         });
