@@ -361,6 +361,17 @@ impl Mr {
         fn gpu_memory(&self) -> Option<&Arc<GpuMemory>>;
     }
 
+    /// Whether any of `len` bytes at `offset` is known to have been freed or unmapped since it was
+    /// registered. A hardware NIC has pinned host memory, and cannot know.
+    pub fn is_gone_at(&self, offset: usize, len: usize) -> bool {
+        match self {
+            Self::Soft(soft) => soft.is_gone_at(offset, len),
+            Self::Hard(hard) => {
+                hard.gpu_memory().is_some_and(|memory| memory.check_alive_at(offset, len).is_err())
+            }
+        }
+    }
+
     /// Whether peers may not use it, whatever its rights: GPU memory that a hardware NIC cannot
     /// reach and stages for its own requests.
     pub fn is_closed(&self) -> bool {

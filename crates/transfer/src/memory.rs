@@ -39,17 +39,26 @@ impl std::fmt::Debug for Registration {
 }
 
 /// A range of registered memory. Clones share the registration; the last one ends it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct View {
+    // Fields drop in this order, as above.
     registration: Arc<Registration>,
+    /// What keeps the memory of this view alive, where an earlier view had it registered.
+    _owner: Option<Arc<Owner>>,
     offset: u64,
     len: u64,
+}
+
+impl std::fmt::Debug for View {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "View({} bytes at {:#x} of {:?})", self.len, self.addr(), self.registration)
+    }
 }
 
 impl View {
     fn whole(registration: Arc<Registration>) -> Self {
         let len = registration.region.len() as u64;
-        Self { registration, offset: 0, len }
+        Self { registration, _owner: None, offset: 0, len }
     }
 
     /// Memory that is registered already.
@@ -61,7 +70,7 @@ impl View {
     #[must_use]
     pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
-        inside.then(|| Self { registration: self.registration.clone(), offset: self.offset + offset, len })
+        inside.then(|| Self { offset: self.offset + offset, len, ..self.clone() })
     }
 
     /// Its length in bytes.
@@ -111,8 +120,15 @@ impl View {
 /// Where memory is and whether it is read-only, then its address.
 type Key = (bool, bool, u64);
 
+/// Registrations below an address that are tried for a view. Beyond, its memory is registered again.
+const MAX_TRIED: usize = 64;
+
 /// The registrations of an agent that are alive, by address. Memory inside of one is not registered
-/// again: its owner keeps the memory from being freed, so the addresses mean the same memory.
+/// again, unless the memory is known to have been freed since.
+///
+/// A registration ends with its last view. It could be kept for a caching allocator that hands out the
+/// same memory again, but kept registrations would keep freed GPU memory from the driver: a mapping of
+/// it (DMA-BUF, VMM handle) holds the pages.
 #[derive(Debug, Default)]
 pub(crate) struct Registrations {
     alive: Mutex<BTreeMap<Key, Weak<Registration>>>,
@@ -132,7 +148,7 @@ impl Registrations {
         let key = (is_gpu, is_read_only, addr);
         let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(view) = find(&alive, key, len as u64) {
-            return Ok(view);
+            return Ok(View { _owner: owner.map(Arc::new), ..view });
         }
         // Peers get keys of exports only.
         let access = if is_read_only { Access::empty() } else { Access::LOCAL_WRITE };
@@ -165,8 +181,16 @@ unsafe fn register(
     unsafe { device.register_raw(base, len, access) }
 }
 
+/// A view of a registration that has all of these bytes.
 fn find(alive: &BTreeMap<Key, Weak<Registration>>, key: Key, len: u64) -> Option<View> {
-    let (&(is_gpu, is_read_only, base), registration) = alive.range(..=key).next_back()?;
-    let registration = registration.upgrade().filter(|_| (is_gpu, is_read_only) == (key.0, key.1))?;
-    View::whole(registration).part(key.2 - base, len)
+    let (is_gpu, is_read_only, addr) = key;
+    let below = alive.range((is_gpu, is_read_only, 0)..=key).rev().take(MAX_TRIED);
+    // A smaller one may lie between it and the address.
+    let views = below.filter_map(|(&(_, _, base), registration)| {
+        View::whole(registration.upgrade()?).part(addr - base, len)
+    });
+    views.into_iter().find(|view| {
+        let (offset, len) = (usize::try_from(view.offset), usize::try_from(view.len));
+        offset.is_ok_and(|offset| len.is_ok_and(|len| !view.region().mr().is_gone_at(offset, len)))
+    })
 }

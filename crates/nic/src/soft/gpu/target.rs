@@ -48,6 +48,16 @@ pub(crate) struct HostTarget {
     pub(crate) watch: Option<Arc<WatchedRange>>,
 }
 
+impl Target {
+    /// What tells whether host memory was unmapped.
+    pub(crate) fn watch(&self) -> Option<&Arc<WatchedRange>> {
+        match self {
+            Self::Host(host) => host.watch.as_ref(),
+            _ => None,
+        }
+    }
+}
+
 impl HostTarget {
     /// The window, unless some of these bytes were unmapped since. What is mapped there now is not
     /// what was registered.

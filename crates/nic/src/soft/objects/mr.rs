@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nobounce_memory::gpu;
 use nobounce_memory::path::Paths;
+use nobounce_memory::unmap_watch::WatchedRange;
 
 use crate::soft::objects::device::{Pd, PdUse, Shared};
 
@@ -16,6 +17,7 @@ pub struct Mr {
     pub(crate) len: u64,
     pub(crate) paths: Paths,
     pub(crate) gpu: Option<Arc<gpu::GpuMemory>>,
+    pub(crate) watch: Option<Arc<WatchedRange>>,
     /// Keeps its domain in use.
     pub(crate) pd: Arc<PdUse>,
 }
@@ -34,6 +36,16 @@ impl Mr {
     /// The CUDA memory behind a region, as the device accesses it.
     pub fn gpu_memory(&self) -> Option<&Arc<gpu::GpuMemory>> {
         self.gpu.as_ref()
+    }
+
+    /// Whether any of `len` bytes at `offset` is known to have been freed or unmapped since it was
+    /// registered. What is at its address now is not what was registered.
+    pub fn is_gone_at(&self, offset: usize, len: usize) -> bool {
+        let start = self.addr.saturating_add(offset as u64);
+        let is_unmapped =
+            |watch: &Arc<WatchedRange>| watch.is_gone() && watch.first_gone(start, len).is_some();
+        self.watch.as_ref().is_some_and(is_unmapped)
+            || self.gpu.as_ref().is_some_and(|memory| memory.check_alive_at(offset, len).is_err())
     }
 
     /// The key for local scatter/gather lists.

@@ -141,7 +141,7 @@ impl Pd {
 
     fn insert(&self, memory: PreparedMemory, addr: u64, access: Access) -> Result<Mr, RegisterError> {
         let PreparedMemory { target, paths, gpu } = memory;
-        let len = target.len();
+        let (len, watch) = (target.len(), target.watch().cloned());
         let region = Arc::new(Region::new(target, addr, access, self.id));
         let shared = self.device.shared.clone();
         let registry = shared.engines.registry().ok_or(RegisterError::Forked)?;
@@ -154,7 +154,7 @@ impl Pd {
             engine.core.regions.put(key, region.clone());
         }
         drop(registry);
-        Ok(Mr { shared, key, addr, len, paths, gpu, pd: self.in_use() })
+        Ok(Mr { shared, key, addr, len, paths, gpu, watch, pd: self.in_use() })
     }
 }
 
@@ -197,6 +197,7 @@ impl Mr {
         };
         let PreparedMemory { target, paths, gpu } = memory;
         (self.addr, self.len, self.paths, self.gpu) = (addr, target.len(), paths, gpu);
+        self.watch = target.watch().cloned();
         let region = Region::new(target, addr, access, change.pd.map_or(old.pd, |pd| pd.id));
         drop(old);
         let region = Arc::new(region);
