@@ -54,12 +54,14 @@ impl Lanes {
         self.lanes.iter().all(|lane| lane.batches.is_empty())
     }
 
-    /// The lane with the fewest bytes outstanding, if it has room for a batch.
+    /// Of the lanes with room for a batch, the one with the fewest bytes outstanding.
     pub(crate) fn with_room(&self, connection: &Connection) -> Option<usize> {
-        let (index, lane) = self.lanes.iter().enumerate().min_by_key(|(_, lane)| lane.bytes)?;
-        let depth = connection.qp(index).limits().send_depth;
-        let has_room = lane.requests + BATCH <= depth && lane.bytes < MAX_BYTES;
-        (has_room || lane.batches.is_empty()).then_some(index)
+        let has_room = |(index, lane): &(usize, &LaneState)| {
+            let depth = connection.qp(*index).limits().send_depth;
+            lane.batches.is_empty() || (lane.requests + BATCH <= depth && lane.bytes < MAX_BYTES)
+        };
+        let least = self.lanes.iter().enumerate().filter(has_room).min_by_key(|(_, lane)| lane.bytes);
+        least.map(|(index, _)| index)
     }
 
     /// Posts the next batch of a job there.

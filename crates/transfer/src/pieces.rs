@@ -3,6 +3,9 @@
 /// Longest piece. Longer ones are split, so that lanes share them and other transfers get their turn.
 pub(crate) const MAX_PIECE: u64 = 1 << 20;
 
+/// Most pages of one list, times their repetitions.
+const MAX_PIECES: u64 = 1 << 25;
+
 /// Bytes of one piece: from an offset of one region to an offset of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -50,6 +53,15 @@ pub enum ListError {
         /// Bytes of the peer's region.
         size: u64,
     },
+    /// There are too many pieces.
+    #[error("{pages} pages, repeated, are more than {MAX_PIECES} pieces: submit several lists")]
+    TooMany {
+        /// Pages in the list.
+        pages: usize,
+    },
+    /// The bytes of all pieces overflow.
+    #[error("the bytes of all pieces exceed 64 bits")]
+    TooLong,
     /// Offsets overflow.
     #[error("page {index}: its offset exceeds 64 bits")]
     Overflow {
@@ -114,6 +126,15 @@ impl<'a> Pages<'a> {
     pub fn pieces(&self) -> Result<Vec<Piece>, ListError> {
         if self.local.len() != self.remote.len() {
             return Err(ListError::Count { local: self.local.len(), remote: self.remote.len() });
+        }
+        let mut counts = self.repeats.iter().map(|repeat| repeat.count);
+        let pieces = counts.try_fold(self.local.len() as u64, u64::checked_mul);
+        // Without pages, or with a count of 0, nothing is repeated.
+        if pieces == Some(0) || self.repeats.iter().any(|repeat| repeat.count == 0) {
+            return Ok(Vec::new());
+        }
+        if pieces.is_none_or(|pieces| pieces > MAX_PIECES) {
+            return Err(ListError::TooMany { pages: self.local.len() });
         }
         let (outer, inner) = self.split_repeats();
         let mut list = Merged::with_capacity(self.local.len());
@@ -204,7 +225,7 @@ pub(crate) fn check(pieces: &[Piece], local_size: u64, remote_size: u64) -> Resu
         if !inside(remote, len, remote_size) {
             return Err(ListError::Remote { index, offset: remote, len, size: remote_size });
         }
-        bytes = bytes.saturating_add(len);
+        bytes = bytes.checked_add(len).ok_or(ListError::TooLong)?;
     }
     Ok(bytes)
 }
@@ -260,6 +281,15 @@ mod tests {
     fn a_wrong_list_is_refused() {
         assert_eq!(Pages::whole(&[1], &[], 1).pieces(), Err(ListError::Count { local: 1, remote: 0 }));
         assert_eq!(Pages::whole(&[0, u64::MAX], &[0, 0], 2).pieces(), Err(ListError::Overflow { index: 1 }));
+        let many = |count| Repeat { count, local_step: 0, remote_step: 0 };
+        let repeated = |repeats: &[Repeat]| Pages { repeats, ..Pages::whole(&[0, 0], &[0, 0], 0) }.pieces();
+        assert_eq!(repeated(&[many(u64::MAX)]), Err(ListError::TooMany { pages: 2 }));
+        assert_eq!(repeated(&[many(1 << 24), many(3)]), Err(ListError::TooMany { pages: 2 }));
+        assert_eq!(repeated(&[many(u64::MAX), many(0)]), Ok(Vec::new()));
+        assert_eq!(
+            check(&[piece(0, 0, u64::MAX), piece(0, 0, 1)], u64::MAX, u64::MAX),
+            Err(ListError::TooLong)
+        );
         let far = Repeat { count: 2, local_step: u64::MAX, remote_step: 1 };
         let pages = Pages { local_offset: 1, repeats: &[far], ..Pages::whole(&[0], &[0], 1) };
         assert!(matches!(pages.pieces(), Err(ListError::Overflow { .. })));
