@@ -12,8 +12,9 @@ use nobounce::{ConnectOptions, Device, Listener, RegisterError};
 use nobounce_nic::EventFd;
 
 use crate::allow::AllowList;
+use crate::connecting::{self, Attempt};
 use crate::error::AgentError;
-use crate::exports::Metadata;
+use crate::exports::{Export, Metadata};
 use crate::frame::{Frame, MAX_EXPORTS, MAX_NAME};
 use crate::greet::greet;
 use crate::memory::{Foreign, Owner, View};
@@ -101,8 +102,8 @@ impl Agent {
             return Err(AgentError::Silence);
         }
         let generation = RandomState::new().hash_one(std::process::id());
-        let shared = Arc::new(Shared::new(name.to_owned(), generation)?);
-        let service = Service::new(shared.clone(), options.silence)?;
+        let shared = Arc::new(Shared::new(name.to_owned(), generation, options.silence)?);
+        let service = Service::new(shared.clone());
         let service = std::thread::Builder::new().name("nb-transfer".to_owned()).spawn(|| service.run())?;
         Ok(Self {
             device: device.clone(),
@@ -126,6 +127,7 @@ impl Agent {
         let mut agent = Self::new(device, name, options)?;
         let listener = device.listen_with(addr, &agent.options.connect_options(GREET_WITHIN))?;
         let (addr, stop) = (listener.local_addr(), Arc::new(EventFd::new()?));
+        let _ = agent.shared.listens.set(addr); // the agent is new
         let (shared, stopped) = (agent.shared.clone(), stop.clone());
         let allow = agent.options.allow.clone();
         let accept = move || accept_all(&Arc::new(listener), &allow, &shared, &stopped);
@@ -160,11 +162,21 @@ impl Agent {
     /// # Errors
     /// Nothing listens there, or no agent.
     pub fn connect(&self, addr: impl ToSocketAddrs, timeout: Duration) -> Result<Peer, AgentError> {
-        let deadline = Instant::now() + timeout;
-        let connection = self.device.connect(addr, &self.options.connect_options(timeout))?;
-        let arrival = greet(&self.shared, connection, deadline)?;
-        let inner = arrival.peer.clone();
-        self.shared.push([Command::Add(Box::new(arrival))]);
+        self.connect_with(addr, timeout, &Attempt::default())
+    }
+
+    /// As [`connect`](Self::connect); another thread may give it up.
+    ///
+    /// # Errors
+    /// As for `connect`, or it was given up.
+    pub fn connect_with(
+        &self,
+        addr: impl ToSocketAddrs,
+        timeout: Duration,
+        attempt: &Attempt,
+    ) -> Result<Peer, AgentError> {
+        let options = self.options.connect_options(timeout);
+        let inner = connecting::connect((&self.device, &self.shared), addr, &options, attempt)?;
         Ok(Peer { inner, shared: self.shared.clone() })
     }
 
@@ -174,9 +186,22 @@ impl Agent {
     /// The metadata are malformed or name no address; no connection; or the agent was started anew
     /// since.
     pub fn connect_to(&self, metadata: &[u8], timeout: Duration) -> Result<Peer, AgentError> {
+        self.connect_to_with(metadata, timeout, &Attempt::default())
+    }
+
+    /// As [`connect_to`](Self::connect_to); another thread may give it up.
+    ///
+    /// # Errors
+    /// As for `connect_to`, or it was given up.
+    pub fn connect_to_with(
+        &self,
+        metadata: &[u8],
+        timeout: Duration,
+        attempt: &Attempt,
+    ) -> Result<Peer, AgentError> {
         let known = Metadata::decode(metadata).ok_or(AgentError::Metadata)?;
         let addr = known.addr.ok_or(AgentError::NotListening)?;
-        let peer = self.connect(addr, timeout)?;
+        let peer = self.connect_with(addr, timeout, attempt)?;
         peer.add_metadata(metadata).inspect_err(|_| peer.close())?;
         Ok(peer)
     }
@@ -228,21 +253,27 @@ impl Agent {
         if name.len() > MAX_NAME {
             return Err(AgentError::Name(name.len()));
         }
+        // Registering takes time, and the agent's thread takes the lock: outside of it.
+        let export = Export::new(&self.device, view)?;
         let mut exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
-        if exports.len() >= MAX_EXPORTS {
+        if exports.len() >= MAX_EXPORTS && !exports.has(name) {
             return Err(AgentError::TooManyExports);
         }
-        let (version, region) = exports.add(&self.device, name, view)?;
+        let (version, region, old) = exports.add(name, export);
         // Under the lock, so that frames have the order of the changes.
         self.shared.push([Command::Send(Frame::Export { name: name.to_owned(), version, region })]);
+        drop(exports);
+        drop(old); // deregisters
         Ok(())
     }
 
     /// Ends an export and its key; returns whether there was one. Transfers of peers that use it fail.
     pub fn withdraw(&self, name: &str) -> bool {
         let mut exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(version) = exports.remove(name) else { return false };
+        let Some((version, old)) = exports.remove(name) else { return false };
         self.shared.push([Command::Send(Frame::Withdraw { name: name.to_owned(), version })]);
+        drop(exports);
+        drop(old); // deregisters
         true
     }
 

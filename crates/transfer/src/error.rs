@@ -22,12 +22,15 @@ pub enum Gone {
     /// Nothing came from it for the silence limit.
     #[error("nothing came from it for {0:?}: its process is stopped, or the network is down")]
     Silent(Duration),
-    /// An agent with the same name and another generation has connected.
-    #[error("an agent of the same name was started anew")]
+    /// An agent with the same name, host and listening address, and another generation, has connected.
+    #[error("an agent of the same name was started anew at the same address")]
     Replaced,
     /// A request failed, which stops its queue pair.
     #[error("a request failed and stopped the connection: {0}")]
     Broken(String),
+    /// It does not read the side channel.
+    #[error("it reads nothing: {0} bytes wait for it on the side channel")]
+    NotReading(usize),
     /// It sent frames that are malformed or in a wrong order.
     #[error("it sent frames that are against the protocol: {0}")]
     Protocol(&'static str),
@@ -161,6 +164,9 @@ pub enum AgentError {
         /// What came instead.
         what: String,
     },
+    /// Another thread gave up the attempt.
+    #[error("the attempt to connect was given up")]
+    Aborted,
     /// No peer came in time.
     #[error("no peer connected within {0:?}")]
     NoPeer(Duration),

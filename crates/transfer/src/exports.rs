@@ -14,12 +14,19 @@ const MAGIC: [u8; 4] = *b"nbm1";
 
 /// An export: registered for itself, so that its key opens nothing else, and ends with it.
 #[derive(Debug)]
-struct Export {
+pub(crate) struct Export {
     /// The change that added it.
     version: u64,
     // Dropped before the view, which keeps the memory.
     region: Region,
     _view: View,
+}
+
+impl Export {
+    /// Registers the memory for peers.
+    pub(crate) fn new(device: &Device, view: &View) -> Result<Self, RegisterError> {
+        Ok(Self { version: 0, region: view.register_again(device)?, _view: view.clone() })
+    }
 }
 
 /// What an agent exports.
@@ -31,26 +38,23 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// The number of the change, and what a peer needs to reach the memory.
-    pub(crate) fn add(
-        &mut self,
-        device: &Device,
-        name: &str,
-        view: &View,
-    ) -> Result<(u64, RemoteRegion), RegisterError> {
-        let region = view.register_again(device)?;
-        let remote = region.remote();
+    /// The number of the change, what a peer needs to reach the memory, and what had this name before.
+    pub(crate) fn add(&mut self, name: &str, export: Export) -> (u64, RemoteRegion, Option<Export>) {
         self.version += 1;
-        let export = Export { version: self.version, region, _view: view.clone() };
-        self.by_name.insert(name.to_owned(), export);
-        Ok((self.version, remote))
+        let remote = export.region.remote();
+        let old = self.by_name.insert(name.to_owned(), Export { version: self.version, ..export });
+        (self.version, remote, old)
     }
 
-    /// The number of the change; `None` if there is no such export.
-    pub(crate) fn remove(&mut self, name: &str) -> Option<u64> {
-        self.by_name.remove(name)?;
+    /// The number of the change, and what it ends; `None` if there is no such export.
+    pub(crate) fn remove(&mut self, name: &str) -> Option<(u64, Export)> {
+        let old = self.by_name.remove(name)?;
         self.version += 1;
-        Some(self.version)
+        Some((self.version, old))
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = (&str, u64, RemoteRegion)> {
@@ -125,9 +129,13 @@ mod tests {
         let device = Device::open().unwrap();
         let whole = View::of(device.register(8192).unwrap());
         let mut exports = Exports::default();
-        let (_, part) = exports.add(&device, "part", &whole.part(4096, 4096).unwrap()).unwrap();
+        let mut export = |name| {
+            let export = Export::new(&device, &whole.part(4096, 4096).unwrap()).unwrap();
+            exports.add(name, export).1
+        };
+        let part = export("part");
         assert_eq!((part.addr, part.len), (whole.addr() + 4096, 4096));
-        let (_, again) = exports.add(&device, "again", &whole.part(4096, 4096).unwrap()).unwrap();
+        let again = export("again");
         let keys = [part.rkey, again.rkey, whole.region().mr().rkey()];
         assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2], "{keys:?}");
     }

@@ -1,10 +1,12 @@
 //! Frames of the side channel between two agents.
 
+use std::net::SocketAddr;
+
 use nobounce::RemoteRegion;
 use serde::{Deserialize, Serialize};
 
 /// Incremented when frames change.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Longest tag of a notification.
 pub const MAX_TAG: usize = 256;
 /// Longest name of an agent or a region.
@@ -25,6 +27,11 @@ pub(crate) enum Frame {
         version: u32,
         name: String,
         generation: u64,
+        /// A peer that is silent for so many milliseconds is gone.
+        silence_ms: u64,
+        /// The name of its host, and where it listens.
+        host: String,
+        listens: Option<SocketAddr>,
     },
     /// A region that the peer may use, and the number of this change.
     Export {
@@ -60,6 +67,10 @@ pub(crate) enum Frame {
     KeepAlive,
     /// The sender closes.
     Bye,
+    /// The receiver may announce so many more transfers.
+    Credit {
+        count: u32,
+    },
     /// For the application.
     Message {
         bytes: Vec<u8>,
@@ -99,13 +110,14 @@ impl Frame {
 
     fn is_within_limits(&self) -> bool {
         match self {
-            Self::Hello { name, .. } | Self::Export { name, .. } | Self::Withdraw { name, .. } => {
-                name.len() <= MAX_NAME
-            }
+            Self::Hello { name, host, .. } => name.len() <= MAX_NAME && host.len() <= MAX_NAME,
+            Self::Export { name, .. } | Self::Withdraw { name, .. } => name.len() <= MAX_NAME,
             Self::Announce { tag, .. } => tag.len() <= MAX_TAG,
             Self::Message { bytes } => bytes.len() <= MAX_MESSAGE,
             Self::Failed { reason, .. } => reason.len() <= MAX_REASON,
-            Self::Version { .. } | Self::Done { .. } | Self::KeepAlive | Self::Bye => true,
+            Self::Version { .. } | Self::Done { .. } | Self::KeepAlive | Self::Bye | Self::Credit { .. } => {
+                true
+            }
         }
     }
 }
@@ -125,12 +137,20 @@ mod tests {
     fn frames_are_parsed_wherever_the_bytes_break() {
         let region = RemoteRegion { addr: u64::MAX, len: 7, rkey: u32::MAX, closed: false };
         let frames = [
-            Frame::Hello { version: VERSION, name: "n".repeat(MAX_NAME), generation: u64::MAX },
+            Frame::Hello {
+                version: VERSION,
+                name: "n".repeat(MAX_NAME),
+                generation: u64::MAX,
+                silence_ms: u64::MAX,
+                host: "h".repeat(MAX_NAME),
+                listens: Some("[::1]:65535".parse().unwrap()),
+            },
             Frame::Export { name: "kv".to_owned(), version: 1, region },
             Frame::Announce { id: 1, tag: vec![0xff; MAX_TAG] },
             Frame::Failed { id: 1, is_aborted: true, reason: "r".repeat(MAX_REASON) },
             Frame::KeepAlive,
             Frame::Message { bytes: vec![1; MAX_MESSAGE] },
+            Frame::Credit { count: u32::MAX },
         ];
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.append(&mut bytes));

@@ -41,9 +41,10 @@
 //! A room imports its own modules and lower ones.
 //!
 //! ```text
-//! agent                            Agent, the accepting thread
+//! agent   connecting               Agent, the accepting thread
 //! peer                             Peer: submits commands
-//! service   link   lanes   greet   the agent's thread: posts, polls, frames
+//! service   link   lanes   endings the agent's thread: posts, polls, frames
+//! greet     announcements
 //! shared    job   transfer         what both sides know
 //! memory    exports   notification  wire
 //! pieces    frame   error
@@ -59,12 +60,17 @@
 
 mod agent;
 mod allow;
+mod announcements;
+mod connecting;
+mod endings;
 mod error;
 mod exports;
 mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 mod greet;
+#[cfg(test)]
+mod hostile;
 mod job;
 mod lanes;
 mod link;
@@ -81,6 +87,7 @@ mod wire;
 
 pub use agent::{Agent, AgentOptions};
 pub use allow::{AllowList, AllowListError};
+pub use connecting::Attempt;
 pub use error::{AgentError, Gone, TransferError};
 pub use frame::{MAX_MESSAGE, MAX_NAME, MAX_TAG};
 pub use job::{Direction, Gate};

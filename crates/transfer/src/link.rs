@@ -1,19 +1,23 @@
 //! A peer as the agent's thread serves it: frames, jobs and announcements.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nobounce::{Connection, Status};
 
+use crate::announcements::Announcements;
 use crate::error::{Gone, TransferError};
 use crate::frame::{Frame, MAX_EXPORTS, printable};
 use crate::job::Job;
 use crate::lanes::{BatchEnd, Lanes};
-use crate::notification::{self, Announced, MAX_OF_PEER, Outcome};
-use crate::shared::{Arrival, Event, PeerShared, Shared};
+use crate::notification::{self, Announced, MAX_CREDIT, MAX_OF_PEER, Outcome};
+use crate::service::wait;
+use crate::shared::{Arrival, Event, PeerShared, Shared, SideChannel};
+use crate::transfer::{EVER, Summary, TransferState};
 use crate::wire::{Wire, WireError};
 
 /// Poll interval of the side channel while requests are outstanding.
@@ -24,20 +28,24 @@ const MAX_READS: usize = 4;
 /// Poll interval of gates.
 const GATE_INTERVAL: Duration = Duration::from_micros(100);
 
-/// An announcement of ours.
-#[derive(Debug, Default)]
-struct Announcement {
-    jobs: usize,
-    bytes: u64,
-    failed: Option<(bool, String)>,
-    is_finished: bool,
+/// Late frames are counted until the peer pauses for so long, or has sent so many bytes.
+const LATE_PAUSE: Duration = Duration::from_millis(10);
+const MAX_LATE_BYTES: usize = 64 << 20;
+
+/// A transfer that has ended, and its peer must be told first: when so many bytes of the side channel
+/// have left.
+#[derive(Debug)]
+struct Ending {
+    after: u64,
+    state: Arc<TransferState>,
+    result: Result<Summary, TransferError>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Link {
     // Dropped first: no request reaches the memory of a job that is dropped.
     pub(crate) connection: Connection,
-    pub(crate) stream: TcpStream,
+    pub(crate) stream: SideChannel,
     pub(crate) peer: Arc<PeerShared>,
     shared: Arc<Shared>,
     wire: Wire,
@@ -45,19 +53,24 @@ pub(crate) struct Link {
     jobs: HashMap<u64, Job>,
     /// Jobs with pieces to post, in turns.
     queue: VecDeque<u64>,
-    announcements: HashMap<u64, Announcement>,
+    announcements: Announcements,
     announced: Announced,
+    /// Announcements that the peer may still send.
+    credit: usize,
+    endings: VecDeque<Ending>,
     ended: Vec<BatchEnd>,
     heard: Instant,
     sent: Instant,
     polled: Instant,
     silence: Duration,
+    /// Interval of keep-alive frames: in time for the limits of both ends.
+    pub(crate) alive_every: Duration,
     pub(crate) is_armed: bool,
 }
 
 impl Link {
-    pub(crate) fn new(shared: &Arc<Shared>, arrival: Arrival, silence: Duration) -> Self {
-        let now = Instant::now();
+    pub(crate) fn new(shared: &Arc<Shared>, arrival: Arrival) -> Self {
+        let (now, silence) = (Instant::now(), shared.silence.min(EVER));
         Self {
             lanes: Lanes::new(&arrival.connection),
             connection: arrival.connection,
@@ -67,13 +80,16 @@ impl Link {
             wire: arrival.wire,
             jobs: HashMap::new(),
             queue: VecDeque::new(),
-            announcements: HashMap::new(),
+            announcements: Announcements::default(),
             announced: Announced::default(),
+            credit: 0,
+            endings: VecDeque::new(),
             ended: Vec::new(),
             heard: now,
             sent: now,
             polled: now - POLL_INTERVAL,
             silence,
+            alive_every: silence.min(arrival.silence) / 5,
             is_armed: false,
         }
     }
@@ -97,14 +113,10 @@ impl Link {
 
     /// When this link must be polled again.
     pub(crate) fn deadline(&self) -> Instant {
-        let life = (self.sent + self.alive_every()).min(self.heard + self.silence);
+        let life = (self.sent + self.alive_every).min(self.heard + self.silence);
         // Jobs in the queue of an idle link wait for their gates.
         let has_gates = !self.queue.is_empty() && self.lanes.are_idle();
         if has_gates { life.min(Instant::now() + GATE_INTERVAL) } else { life }
-    }
-
-    fn alive_every(&self) -> Duration {
-        self.silence / 5
     }
 
     pub(crate) fn send(&mut self, frame: &Frame) {
@@ -113,26 +125,56 @@ impl Link {
     }
 
     pub(crate) fn announce(&mut self, id: u64, tag: Vec<u8>) {
-        self.announcements.insert(id, Announcement::default());
-        self.send(&Frame::Announce { id, tag });
+        self.announcements.add(id, tag);
+        self.announce_waiting();
+    }
+
+    /// Announces what the peer has room for; transfers that waited for that may begin.
+    fn announce_waiting(&mut self) {
+        while let Some((announcement, end, held)) = self.announcements.announce() {
+            self.send(&announcement);
+            end.iter().for_each(|end| self.send(end));
+            self.queue.extend(held);
+        }
     }
 
     pub(crate) fn submit(&mut self, job: Job) {
-        if let Some(announcement) = job.announcement.and_then(|id| self.announcements.get_mut(&id)) {
-            announcement.jobs += 1;
-        }
         let id = job.state.id;
+        if job.announcement.is_none_or(|number| self.announcements.submit(number, id)) {
+            self.queue.push_back(id);
+        }
         self.jobs.insert(id, job);
-        self.queue.push_back(id);
+    }
+
+    /// The transfer was cancelled: one that waits for its announcement ends in the next turn.
+    pub(crate) fn cancel(&mut self, transfer: u64) {
+        if self.jobs.contains_key(&transfer) {
+            self.queue.push_back(transfer);
+        }
     }
 
     pub(crate) fn finish(&mut self, id: u64, abort: Option<String>) {
-        let Some(announcement) = self.announcements.get_mut(&id) else { return };
-        announcement.is_finished = true;
-        if let Some(reason) = abort {
-            announcement.failed.get_or_insert((true, reason));
+        if let Some(end) = self.announcements.finish(id, abort) {
+            self.send(&end);
         }
-        self.end_announcement(id);
+    }
+
+    /// Grants the peer announcements, as long as there is room for their notifications.
+    pub(crate) fn grant(&mut self) {
+        if self.credit > MAX_CREDIT / 2 {
+            return;
+        }
+        // First, so that a notification that is taken meanwhile leads to another try.
+        self.peer.is_short.store(true, Ordering::SeqCst);
+        let room = MAX_OF_PEER.saturating_sub(self.peer.promised.load(Ordering::SeqCst));
+        let count = self.shared.promise(&self.peer, room.min(MAX_CREDIT - self.credit));
+        self.credit += count;
+        if self.credit > MAX_CREDIT / 2 {
+            self.peer.is_short.store(false, Ordering::SeqCst);
+        }
+        if count > 0 {
+            self.send(&Frame::Credit { count: u32::try_from(count).unwrap_or(u32::MAX) });
+        }
     }
 
     /// Carries on; returns whether anything happened.
@@ -151,7 +193,13 @@ impl Link {
     }
 
     fn flush(&mut self, now: Instant) -> Result<(), Gone> {
-        let Err(error) = self.wire.flush(&self.stream) else { return Ok(()) };
+        let flushed = self.wire.flush(&self.stream);
+        let (_, sent) = self.wire.progress();
+        while self.endings.front().is_some_and(|ending| ending.after <= sent) {
+            let Some(Ending { state, result, .. }) = self.endings.pop_front() else { break };
+            self.shared.end(&state, result);
+        }
+        let Err(error) = flushed else { return Ok(()) };
         // The peer may have said why before it went.
         self.receive(now)?;
         Err(gone(&error))
@@ -159,7 +207,8 @@ impl Link {
 
     /// Sends a keep-alive when it is due, and checks the silence limit.
     pub(crate) fn keep_alive(&mut self, now: Instant) -> Result<(), Gone> {
-        if now >= self.sent + self.alive_every() {
+        self.grant();
+        if now >= self.sent + self.alive_every {
             self.send(&Frame::KeepAlive);
             self.flush(now)?;
         }
@@ -182,8 +231,8 @@ impl Link {
                 return Err(end);
             }
             match self.wire.fill(&self.stream) {
-                Ok(true) => has_heard = true,
-                Ok(false) => break,
+                Ok(0) => break,
+                Ok(_) => has_heard = true,
                 Err(error) => end = Some(gone(&error)),
             }
         }
@@ -210,15 +259,16 @@ impl Link {
             }
             Frame::Version { version } => self.peer.change(|state| state.version = version),
             Frame::Announce { id, tag } => {
-                // Counted until the application takes the notification, so that each has its place.
-                let of_peer = self.peer.promised.fetch_add(1, Ordering::Relaxed);
-                if of_peer >= MAX_OF_PEER || !self.shared.promise() {
-                    self.peer.promised.fetch_sub(1, Ordering::Relaxed);
-                    return Err(Gone::Protocol(
-                        "more transfers announced than this agent takes notifications of",
-                    ));
+                if self.credit == 0 {
+                    return Err(Gone::Protocol("more transfers announced than were granted"));
                 }
                 self.announced.add(id, tag).map_err(Gone::Protocol)?;
+                self.credit -= 1;
+                self.grant();
+            }
+            Frame::Credit { count } => {
+                self.announcements.grant(count);
+                self.announce_waiting();
             }
             Frame::Done { id, bytes } => self.notify(id, Outcome::Complete { bytes })?,
             Frame::Failed { id, is_aborted, reason } => {
@@ -238,7 +288,7 @@ impl Link {
 
     fn notify(&mut self, id: u64, outcome: Outcome) -> Result<(), Gone> {
         let (tag, outcome) = self.announced.end(id, outcome).map_err(Gone::Protocol)?;
-        self.shared.notify(&self.peer, tag, outcome);
+        self.shared.notify(&self.peer, tag, outcome, None);
         Ok(())
     }
 
@@ -324,76 +374,59 @@ impl Link {
             }
             Err(_) => counters.failed += 1,
         });
-        if let Some(number) = job.announcement
-            && let Some(announcement) = self.announcements.get_mut(&number)
-        {
-            announcement.jobs -= 1;
-            match &result {
-                Ok(summary) => announcement.bytes += summary.bytes,
-                Err(error) => {
-                    let is_aborted = *error == TransferError::Cancelled;
-                    announcement.failed.get_or_insert((is_aborted, error.to_string()));
-                }
-            }
-            self.end_announcement(number);
-        }
+        let told = job.announcement.and_then(|number| self.announcements.end_job(number, &result));
         // The memory is released before the application hears of the end.
         let state = job.state.clone();
         drop(job);
-        self.shared.end(&state, result);
+        let Some(frame) = told else { return self.shared.end(&state, result) };
+        // The application may exit as soon as it hears of it: the frame leaves first.
+        self.send(&frame);
+        let (after, _) = self.wire.progress();
+        self.endings.push_back(Ending { after, state, result });
     }
 
-    /// Tells the peer, when all transfers of a finished announcement have ended.
-    fn end_announcement(&mut self, id: u64) {
-        let Some(announcement) = self.announcements.get(&id) else { return };
-        if !announcement.is_finished || announcement.jobs > 0 {
-            return;
-        }
-        let Some(Announcement { bytes, failed, .. }) = self.announcements.remove(&id) else { return };
-        self.send(&match failed {
-            None => Frame::Done { id, bytes },
-            Some((is_aborted, reason)) => Frame::Failed { id, is_aborted, reason: printable(&reason) },
+    /// The peer is gone: from now on the application knows.
+    pub(crate) fn note_end(&self, reason: &Gone) {
+        self.peer.change(|state| {
+            state.exports.clear();
+            state.gone.get_or_insert_with(|| reason.clone());
         });
+        self.shared.tell(Event::Peer);
     }
 
     /// The peer is gone: all that waits for it ends. The queue pairs go first, so no late packet
     /// reaches memory of the application.
     pub(crate) fn end(mut self, reason: &Gone) {
-        let name = self.peer.name.clone();
-        let reports_failures = matches!(reason, Gone::Broken(_) | Gone::ClosedHere | Gone::Protocol(_));
-        if reports_failures {
+        if matches!(reason, Gone::Broken(_) | Gone::ClosedHere | Gone::Protocol(_)) {
             self.send_failures(reason);
         }
-        let late = self.count_late_frames();
-        let Self { connection, stream, peer, shared, jobs, mut announced, .. } = self;
+        let Self { connection, stream, peer, shared, mut wire, jobs, endings, mut announced, .. } = self;
         drop(connection);
-        drop(stream);
-        peer.change(|state| {
-            state.exports.clear();
-            state.gone.get_or_insert_with(|| reason.clone());
-        });
-        let gone = TransferError::PeerGone { peer: name, reason: reason.clone() };
-        shared.count(|counters| {
-            counters.failed += jobs.len() as u64;
-            counters.late_frames += late;
-        });
+        let gone = TransferError::PeerGone { peer: peer.name.clone(), reason: reason.clone() };
+        shared.count(|counters| counters.failed += jobs.len() as u64);
         for (_, job) in jobs {
             let (state, error) = (job.state.clone(), job.failed.clone().unwrap_or_else(|| gone.clone()));
             drop(job);
             shared.end(&state, Err(error));
         }
-        for (tag, outcome) in announced.abort(reason) {
-            shared.notify(&peer, tag, outcome);
+        // Their bytes are there, but the peer may never hear of it.
+        let (_, sent) = wire.progress();
+        for Ending { after, state, result } in endings {
+            shared.end(&state, if after <= sent { result } else { Err(gone.clone()) });
         }
-        shared.tell(Event::Peer);
+        for (tag, outcome) in announced.abort(reason) {
+            shared.notify(&peer, tag, outcome, Some(reason.clone()));
+        }
+        shared.release(&peer, self.credit);
         tracing::debug!(peer = peer.name, "the peer is gone: {reason}");
+        let _ = stream.shutdown(Shutdown::Write); // it may be closed already
+        let late = count_late_frames(&mut wire, &stream);
+        shared.count(|counters| counters.late_frames += late);
     }
 
     /// Failures of transfers whose cause the peer does not know, and the end.
     fn send_failures(&mut self, reason: &Gone) {
-        let mut failed: Vec<_> = self.announcements.drain().map(|(id, _)| id).collect();
-        failed.sort_unstable();
-        for id in failed {
+        for id in self.announcements.take_announced() {
             let of = |job: &&Job| job.announcement == Some(id) && job.failed.is_some();
             let own = self.jobs.values().find(of).and_then(|job| job.failed.as_ref());
             let is_aborted = own.is_none();
@@ -404,19 +437,27 @@ impl Link {
         // What the socket does not take is lost; the peer reports its transfers as aborted then.
         let _ = self.wire.flush(&self.stream);
     }
+}
 
-    /// Frames that came after the decision.
-    fn count_late_frames(&mut self) -> u64 {
-        let mut late = 0;
-        for _ in 0..MAX_READS {
-            if !matches!(self.wire.fill(&self.stream), Ok(true)) {
-                break;
-            }
-            while let Ok(Some(_)) = self.wire.next() {
-                late += 1;
-            }
+/// Frames that come after the decision, until the peer pauses. They have no effect.
+fn count_late_frames(wire: &mut Wire, stream: &TcpStream) -> u64 {
+    let (mut late, mut bytes, mut has_ended) = (0, 0, false);
+    loop {
+        while let Ok(Some(_)) = wire.next() {
+            late += 1;
         }
-        late
+        if has_ended || bytes > MAX_LATE_BYTES {
+            return late;
+        }
+        match wire.fill(stream) {
+            Ok(0) => {
+                let mut fds = [libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+                wait(&mut fds, Some(LATE_PAUSE));
+                has_ended = fds[0].revents == 0;
+            }
+            Ok(read) => bytes += read,
+            Err(_) => has_ended = true,
+        }
     }
 }
 
@@ -424,6 +465,7 @@ fn gone(error: &WireError) -> Gone {
     match error {
         WireError::Closed => Gone::Ended,
         WireError::Malformed => Gone::Protocol("a malformed frame"),
+        WireError::Unsent(bytes) => Gone::NotReading(*bytes),
         WireError::Io(error) => Gone::Broken(format!("the TCP side channel failed: {error}")),
     }
 }

@@ -5,11 +5,13 @@ use std::collections::HashMap;
 use crate::error::Gone;
 use crate::frame::printable;
 
-/// Transfers that one peer may have announced, as long as the application has not taken their
-/// notifications. A peer that announces more is against the protocol.
+/// Transfers that one peer may announce while the application takes no notification. Further ones wait
+/// at the peer.
 pub(crate) const MAX_OF_PEER: usize = 1 << 14;
 /// The same of all peers, also of those that are gone.
 pub(crate) const MAX_OF_ALL: usize = 1 << 18;
+/// Announcements that a peer may send at a time without hearing of more room.
+pub(crate) const MAX_CREDIT: usize = 1 << 10;
 
 /// The end of a transfer with a tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub struct Notification {
     pub tag: Vec<u8>,
     /// How it ended.
     pub outcome: Outcome,
+    /// Why the peer is gone, if that aborted it.
+    pub gone: Option<Gone>,
 }
 
 /// How a transfer ended.

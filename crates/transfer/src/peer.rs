@@ -11,9 +11,9 @@ use crate::exports::Metadata;
 use crate::frame::{Frame, MAX_MESSAGE, MAX_TAG};
 use crate::job::{Direction, Gate, Job, JobPart};
 use crate::memory::View;
-use crate::pieces::{self, Pages, Piece};
+use crate::pieces::{self, ListError, Pages, Piece};
 use crate::shared::{Command, PeerShared, Shared};
-use crate::transfer::{Transfer, TransferState};
+use crate::transfer::{Transfer, TransferState, deadline};
 
 /// Another agent. Clones mean the same one. When it is gone it stays gone: an agent that is started anew
 /// is another peer.
@@ -110,7 +110,7 @@ impl Peer {
     /// # Errors
     /// It does not within the timeout, or the peer is gone.
     pub fn region(&self, name: &str, timeout: Duration) -> Result<Remote, TransferError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         let mut state = self.inner.state();
         loop {
             if let Some(&(_, region)) = state.exports.get(name) {
@@ -260,7 +260,8 @@ impl Peer {
                 return Err(TransferError::OtherAgent);
             }
             self.check(part)?;
-            bytes += pieces::check(&part.pieces, part.local.len(), part.remote.len())?;
+            let of_part = pieces::check(&part.pieces, part.local.len(), part.remote.len())?;
+            bytes = bytes.checked_add(of_part).ok_or(ListError::TooLong)?;
         }
         let parts = parts.into_iter().map(|part| JobPart {
             view: part.local.clone(),

@@ -2,11 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::endings::Endings;
 use crate::error::Gone;
 use crate::frame::Frame;
 use crate::link::Link;
@@ -19,23 +18,25 @@ const SPIN: Duration = Duration::from_micros(50);
 pub(crate) struct Service {
     shared: Arc<Shared>,
     links: Vec<Link>,
-    silence: Duration,
     polled: Vec<libc::pollfd>,
     is_stopped: bool,
     /// Time of the last keep-alive check.
     kept_alive: Instant,
-    /// Links for the thread that ends them: destroying a queue pair may take up to a second.
-    endings: Sender<(Link, Gone)>,
-    ender: JoinHandle<()>,
+    keep_alive_every: Duration,
+    endings: Endings,
 }
 
 impl Service {
-    pub(crate) fn new(shared: Arc<Shared>, silence: Duration) -> io::Result<Self> {
-        let (endings, received) = mpsc::channel::<(Link, Gone)>();
-        let end_all = move || received.into_iter().for_each(|(link, reason)| link.end(&reason));
-        let ender = std::thread::Builder::new().name("nb-ending".to_owned()).spawn(end_all)?;
-        let (links, polled, kept_alive) = (Vec::new(), Vec::new(), Instant::now());
-        Ok(Self { shared, links, silence, polled, is_stopped: false, kept_alive, endings, ender })
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            links: Vec::new(),
+            polled: Vec::new(),
+            is_stopped: false,
+            kept_alive: Instant::now(),
+            keep_alive_every: shared.silence,
+            endings: Endings::default(),
+            shared,
+        }
     }
 
     /// Runs until the agent is dropped.
@@ -57,11 +58,10 @@ impl Service {
                 idle_since = None;
             }
         }
-        for link in std::mem::take(&mut self.links) {
-            let _ = self.endings.send((link, Gone::ClosedHere));
+        while let Some(link) = self.links.first() {
+            self.end(link.peer.key, Gone::ClosedHere);
         }
-        drop(self.endings);
-        let _ = self.ender.join();
+        self.endings.wait();
     }
 
     /// Carries on with everything; returns whether anything happened.
@@ -80,7 +80,7 @@ impl Service {
         }
         is_busy |= !gone.is_empty();
         gone.into_iter().for_each(|(key, reason)| self.end(key, reason));
-        if now.saturating_duration_since(self.kept_alive) >= self.silence / 20 {
+        if now.saturating_duration_since(self.kept_alive) >= self.keep_alive_every {
             self.keep_alive(now);
         }
         is_busy
@@ -92,8 +92,9 @@ impl Service {
 
     fn end(&mut self, key: u64, reason: Gone) {
         if let Some(at) = self.links.iter().position(|link| link.peer.key == key) {
-            // Fails only if that thread has panicked; the link is dropped then.
-            let _ = self.endings.send((self.links.swap_remove(at), reason));
+            let link = self.links.swap_remove(at);
+            link.note_end(&reason);
+            self.endings.push(link, reason);
         }
     }
 
@@ -121,17 +122,22 @@ impl Service {
                 }
             }
             Command::Close { peer } => self.end(peer, Gone::ClosedHere),
-            Command::Poll => {}
+            Command::Cancel { transfer } => self.links.iter_mut().for_each(|link| link.cancel(transfer)),
+            Command::Grant { peer } => {
+                if let Some(link) = self.link(peer) {
+                    link.grant();
+                }
+            }
             Command::Stop => self.is_stopped = true,
         }
     }
 
     fn add(&mut self, arrival: Arrival) {
-        let (name, generation) = (arrival.peer.name.clone(), arrival.peer.generation);
-        let is_old = |link: &&Link| link.peer.name == name && link.peer.generation != generation;
+        let is_old = |link: &&Link| arrival.peer.replaces(&link.peer);
         let old: Vec<_> = self.links.iter().filter(is_old).map(|link| link.peer.key).collect();
         old.into_iter().for_each(|key| self.end(key, Gone::Replaced));
-        let mut link = Link::new(&self.shared, arrival, self.silence);
+        let mut link = Link::new(&self.shared, arrival);
+        link.grant();
         let exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, version, region) in exports.all() {
             link.send(&Frame::Export { name: name.to_owned(), version, region });
@@ -139,6 +145,8 @@ impl Service {
         link.send(&Frame::Version { version: exports.version() });
         drop(exports);
         self.links.push(link);
+        let every = self.links.iter().map(|link| link.alive_every / 4).min();
+        self.keep_alive_every = every.unwrap_or(self.shared.silence);
     }
 
     /// Sleeps until a command, a frame or a completion comes, or a keep-alive is due. Returns whether

@@ -1,13 +1,15 @@
 //! What the application's threads and the agent's thread share.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use nobounce::{Connection, RemoteRegion};
-use nobounce_nic::EventFd;
+use nobounce_nic::{EventFd, ParentOnly};
 
 use crate::error::{Gone, TransferError};
 use crate::exports::Exports;
@@ -18,6 +20,9 @@ use crate::message::{Inbox, Unread};
 use crate::notification::{MAX_OF_ALL, Notification, Outcome};
 use crate::transfer::{Summary, TransferState};
 use crate::wire::Wire;
+
+/// An agent's thread that could not grant enough is asked again after so many notifications.
+const GRANT_EVERY: usize = 64;
 
 /// Something that an event loop may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +45,24 @@ pub(crate) struct PeerShared {
     pub(crate) name: String,
     pub(crate) generation: u64,
     pub(crate) addr: String,
-    /// Transfers that it announced, until their notifications are taken.
+    origin: Option<Origin>,
+    /// Notifications that there is room for: credit of the peer, and transfers that it announced, until
+    /// their notifications are taken.
     pub(crate) promised: AtomicUsize,
     pub(crate) unread: Unread,
+    /// It has less credit than it should have.
+    pub(crate) is_short: AtomicBool,
     state: Mutex<PeerState>,
     pub(crate) changed: Condvar,
+}
+
+/// Where a peer is: only one process at a time listens there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// As this end sees it.
+    pub(crate) ip: IpAddr,
+    pub(crate) host: String,
+    pub(crate) listens: SocketAddr,
 }
 
 #[derive(Debug, Default)]
@@ -88,9 +106,28 @@ impl PeerState {
 }
 
 impl PeerShared {
-    pub(crate) fn new(key: u64, name: String, generation: u64, addr: String) -> Self {
+    pub(crate) fn new(key: u64, name: String, generation: u64, addr: String, origin: Option<Origin>) -> Self {
         let (promised, state, changed) = (AtomicUsize::new(0), Mutex::default(), Condvar::new());
-        Self { key, name, generation, addr, promised, unread: Unread::default(), state, changed }
+        Self {
+            key,
+            name,
+            generation,
+            addr,
+            origin,
+            promised,
+            unread: Unread::default(),
+            is_short: false.into(),
+            state,
+            changed,
+        }
+    }
+
+    /// Whether it is a later start of the other one, which is gone then.
+    pub(crate) fn replaces(&self, other: &Self) -> bool {
+        self.name == other.name
+            && self.generation != other.generation
+            && self.origin.is_some()
+            && self.origin == other.origin
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, PeerState> {
@@ -107,13 +144,37 @@ impl PeerShared {
 /// Notifications that the application has not taken, each with its peer.
 type Waiting = VecDeque<(Notification, Arc<PeerShared>)>;
 
+/// The TCP stream to a peer. Forked children do not keep it open.
+#[derive(Debug)]
+pub(crate) struct SideChannel {
+    // Dropped first: the number is in use as long.
+    _mark: ParentOnly,
+    stream: TcpStream,
+}
+
+impl SideChannel {
+    pub(crate) fn new(stream: TcpStream) -> Self {
+        Self { _mark: ParentOnly::mark(&stream), stream }
+    }
+}
+
+impl Deref for SideChannel {
+    type Target = TcpStream;
+
+    fn deref(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
 /// A connection with an agent at its other end.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) peer: Arc<PeerShared>,
     pub(crate) connection: Connection,
-    pub(crate) stream: std::net::TcpStream,
+    pub(crate) stream: SideChannel,
     pub(crate) wire: Wire,
+    /// The peer's silence limit.
+    pub(crate) silence: Duration,
 }
 
 /// What the application asks the agent's thread to do.
@@ -145,8 +206,13 @@ pub(crate) enum Command {
     Close {
         peer: u64,
     },
-    /// State of a transfer has changed: poll it.
-    Poll,
+    Cancel {
+        transfer: u64,
+    },
+    /// The application has taken notifications of the peer.
+    Grant {
+        peer: u64,
+    },
     Stop,
 }
 
@@ -184,12 +250,14 @@ pub struct AgentCounters {
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) generation: u64,
+    pub(crate) silence: Duration,
+    pub(crate) listens: OnceLock<SocketAddr>,
     commands: Mutex<Commands>,
     wake: EventFd,
     is_asleep: AtomicBool,
     notifications: Mutex<Waiting>,
     notified: Condvar,
-    /// Transfers that were announced, until their notifications are taken.
+    /// As of all peers.
     promised: AtomicUsize,
     pub(crate) inbox: Inbox,
     pub(crate) arrived: Mutex<VecDeque<Arc<PeerShared>>>,
@@ -203,10 +271,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(name: String, generation: u64) -> std::io::Result<Self> {
+    pub(crate) fn new(name: String, generation: u64, silence: Duration) -> std::io::Result<Self> {
         Ok(Self {
             name,
             generation,
+            silence,
+            listens: OnceLock::new(),
             commands: Mutex::default(),
             wake: EventFd::new()?,
             is_asleep: AtomicBool::new(false),
@@ -307,18 +377,28 @@ impl Shared {
         self.wake.as_raw_fd()
     }
 
-    /// Counts an announced transfer; false if there are too many.
-    pub(crate) fn promise(&self) -> bool {
-        let is_fine = self.promised.fetch_add(1, Ordering::Relaxed) < MAX_OF_ALL;
-        if !is_fine {
-            self.promised.fetch_sub(1, Ordering::Relaxed);
-        }
-        is_fine
+    /// Makes room for so many notifications, or fewer. Peers leave room for others.
+    pub(crate) fn promise(&self, peer: &PeerShared, wanted: usize) -> usize {
+        let most = |promised: usize| wanted.min(MAX_OF_ALL.saturating_sub(promised).div_ceil(16));
+        let add = |promised| Some(promised + most(promised));
+        let before =
+            self.promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).unwrap_or(MAX_OF_ALL);
+        peer.promised.fetch_add(most(before), Ordering::Relaxed);
+        most(before)
     }
 
-    pub(crate) fn notify(&self, peer: &Arc<PeerShared>, tag: Vec<u8>, outcome: Outcome) {
+    /// Gives back room that is not needed.
+    pub(crate) fn release(&self, peer: &PeerShared, count: usize) {
+        self.promised.fetch_sub(count, Ordering::Relaxed);
+        let left = peer.promised.fetch_sub(count, Ordering::SeqCst) - count;
+        if left.is_multiple_of(GRANT_EVERY) && peer.is_short.load(Ordering::SeqCst) {
+            self.push([Command::Grant { peer: peer.key }]);
+        }
+    }
+
+    pub(crate) fn notify(&self, peer: &Arc<PeerShared>, tag: Vec<u8>, outcome: Outcome, gone: Option<Gone>) {
         let (name, generation) = (peer.name.clone(), peer.generation);
-        let notification = Notification { peer: name, generation, tag, outcome };
+        let notification = Notification { peer: name, generation, tag, outcome, gone };
         let mut waiting = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push_back((notification, peer.clone()));
         drop(waiting);
@@ -331,8 +411,7 @@ impl Shared {
         let waiting = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.notified.wait_timeout_while(waiting, timeout, |waiting| waiting.is_empty());
         let (notification, peer) = waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()?;
-        peer.promised.fetch_sub(1, Ordering::Relaxed);
-        self.promised.fetch_sub(1, Ordering::Relaxed);
+        self.release(&peer, 1);
         Some(notification)
     }
 

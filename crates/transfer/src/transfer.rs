@@ -17,6 +17,14 @@ pub struct Summary {
     pub pieces: usize,
 }
 
+/// Longer than any process runs, and short enough to add to the time.
+pub(crate) const EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// When a timeout ends.
+pub(crate) fn deadline(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(EVER)
+}
+
 #[derive(Debug)]
 pub(crate) struct TransferState {
     pub(crate) id: u64,
@@ -84,7 +92,7 @@ impl Transfer {
     /// # Errors
     /// It failed; or it is still in flight after the timeout.
     pub fn wait(&self, timeout: Duration) -> Result<Summary, TransferError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         let mut result = self.state.result.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(result) = &*result {
@@ -103,6 +111,6 @@ impl Transfer {
     /// then. The peer is notified of the failure.
     pub fn cancel(&self) {
         self.state.is_cancelled.store(true, Ordering::Relaxed);
-        self.shared.push([Command::Poll]);
+        self.shared.push([Command::Cancel { transfer: self.state.id }]);
     }
 }

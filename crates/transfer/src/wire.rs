@@ -7,14 +7,17 @@ use crate::frame::{Frame, Malformed};
 
 /// Bytes per read.
 const CHUNK: usize = 64 << 10;
-/// Unsent bytes of a peer that does not read. It is silent long before.
-const MAX_UNSENT: usize = 16 << 20;
+/// Unsent bytes of a peer that does not read. As many exports as there may be, with the longest names,
+/// are 20 MiB.
+const MAX_UNSENT: usize = 64 << 20;
 
 /// Why the side channel ended.
 #[derive(Debug)]
 pub(crate) enum WireError {
     Closed,
     Malformed,
+    /// So many bytes wait for the peer.
+    Unsent(usize),
     Io(io::Error),
 }
 
@@ -44,6 +47,8 @@ pub(crate) struct Wire {
     outgoing: Vec<u8>,
     /// Bytes of `outgoing` that are sent already.
     sent: usize,
+    /// Bytes that were ever pushed.
+    pushed: u64,
 }
 
 impl Wire {
@@ -53,7 +58,14 @@ impl Wire {
     }
 
     pub(crate) fn push(&mut self, frame: &Frame) {
+        let before = self.outgoing.len();
         frame.append(&mut self.outgoing);
+        self.pushed += (self.outgoing.len() - before) as u64;
+    }
+
+    /// Bytes that were ever pushed, and those of them that the socket has taken.
+    pub(crate) fn progress(&self) -> (u64, u64) {
+        (self.pushed, self.pushed - (self.outgoing.len() - self.sent) as u64)
     }
 
     pub(crate) fn has_unsent(&self) -> bool {
@@ -73,12 +85,15 @@ impl Wire {
         }
         self.outgoing.drain(..self.sent);
         self.sent = 0;
-        if self.outgoing.len() > MAX_UNSENT { Err(WireError::Closed) } else { Ok(()) }
+        match self.outgoing.len() {
+            unsent if unsent > MAX_UNSENT => Err(WireError::Unsent(unsent)),
+            _ => Ok(()),
+        }
     }
 
-    /// Receives what has arrived. An end of the stream is an error after all frames before it are
-    /// taken.
-    pub(crate) fn fill(&mut self, mut stream: &TcpStream) -> Result<bool, WireError> {
+    /// Receives what has arrived, and returns how many bytes. An end of the stream is an error after all
+    /// frames before it are taken.
+    pub(crate) fn fill(&mut self, mut stream: &TcpStream) -> Result<usize, WireError> {
         self.incoming.drain(..self.parsed);
         self.parsed = 0;
         let mut chunk = [0; CHUNK];
@@ -87,10 +102,10 @@ impl Wire {
                 Ok(0) => return Err(WireError::Closed),
                 Ok(read) => {
                     self.incoming.extend_from_slice(&chunk[..read]);
-                    return Ok(true);
+                    return Ok(read);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -103,5 +118,29 @@ impl Wire {
             self.parsed += len;
             frame
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// All exports there may be, with the longest names, for a peer that does not read yet.
+    #[test]
+    fn a_slow_reader_has_room_and_one_that_never_reads_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let (_unread, _) = listener.accept().unwrap();
+        let mut wire = Wire::default();
+        let withdraw = Frame::Withdraw { name: "n".repeat(256), version: u64::MAX };
+        (0..crate::frame::MAX_EXPORTS).for_each(|_| wire.push(&withdraw));
+        wire.flush(&stream).unwrap();
+        let (pushed, sent) = wire.progress();
+        assert!(pushed > 16 << 20 && sent > 0 && sent < pushed, "{sent} of {pushed}");
+        (0..4 * crate::frame::MAX_EXPORTS).for_each(|_| wire.push(&withdraw));
+        assert!(matches!(wire.flush(&stream), Err(WireError::Unsent(bytes)) if bytes > MAX_UNSENT));
     }
 }

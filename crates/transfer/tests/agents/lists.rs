@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use nobounce_transfer::{
     AgentOptions, Direction, Gate, ListError, Notify, Pages, Part, Piece, Repeat, TransferError,
@@ -179,4 +180,15 @@ fn a_gate_holds_a_transfer_back_and_no_other() {
         .unwrap();
     never.cancel();
     assert_eq!(never.wait(SOON), Err(TransferError::Cancelled));
+}
+
+#[test]
+fn the_longest_timeout_waits() {
+    let pair = Pair::new(4096, &options(1));
+    let piece = [Piece { local: 0, remote: 0, len: 64 }];
+    let transfer = pair.peer.write_list(&pair.local, &pair.remote, &piece, Notify::Tag(b"t")).unwrap();
+    assert_eq!(transfer.wait(Duration::MAX).unwrap().bytes, 64);
+    pair.peer.region("kv", Duration::MAX).unwrap();
+    pair.target.notification(Duration::MAX).unwrap();
+    pair.initiator.connect(super::addr(&pair.target), Duration::MAX).unwrap();
 }

@@ -1,5 +1,6 @@
 //! Exports, metadata, generations and registrations.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nobounce_transfer::{
@@ -54,10 +55,10 @@ fn metadata_travel_by_any_channel() {
 }
 
 #[test]
-fn a_restarted_agent_is_another_peer() {
+fn agents_with_the_same_name_are_different_peers() {
     let listening = Agent::listening(&device(), "target", "127.0.0.1:0", AgentOptions::default()).unwrap();
     let start = || {
-        let agent = Agent::new(&device(), "initiator", AgentOptions::default()).unwrap();
+        let agent = Agent::listening(&device(), "prefill", "127.0.0.1:0", AgentOptions::default()).unwrap();
         let peer = agent.connect(addr(&listening), SOON).unwrap();
         (agent, peer, listening.accept(SOON).unwrap())
     };
@@ -65,21 +66,18 @@ fn a_restarted_agent_is_another_peer() {
     let view = first.register(4096).unwrap();
     first.export("kv", &view).unwrap();
     let stale = old.region("kv", SOON).unwrap();
-    // The first connection is still open, as after a reboot of its machine.
-    let (second, _other, new) = start();
+    let (second, other, new) = start();
     assert_ne!((old.name(), old.generation()), (new.name(), new.generation()));
-    while old.gone().is_none() {
-        std::thread::yield_now();
-    }
-    assert_eq!((old.gone(), new.gone()), (Some(Gone::Replaced), None));
+    other.region("nothing", Duration::from_millis(50)).unwrap_err();
+    assert_eq!((old.gone(), new.gone()), (None, None), "nothing says that the first one is gone");
     let local = listening.register(4096).unwrap();
     let stale = new.write_list(&local, &stale, &LIST, Notify::Nothing);
     assert!(matches!(stale, Err(TransferError::Stale { .. })), "{stale:?}");
     drop((first, second));
-    while new.gone().is_none() {
+    while new.gone().is_none() || old.gone().is_none() {
         std::thread::yield_now();
     }
-    assert_eq!(new.gone(), Some(Gone::Closed));
+    assert_eq!((old.gone(), new.gone()), (Some(Gone::Closed), Some(Gone::Closed)));
 }
 
 #[test]
@@ -172,4 +170,68 @@ fn a_closed_agent_refuses_and_ends_everything() {
         })
     );
     pair.initiator.close();
+}
+
+/// As torch does: storage is given up while it is registered, and another tensor gets its address.
+#[test]
+fn each_view_keeps_its_own_memory_alive() {
+    let agent = Agent::new(&device(), "one", AgentOptions::default()).unwrap();
+    let mut buffer = vec![0_u8; 8192];
+    let base = buffer.as_mut_ptr().expose_provenance() as u64;
+    let register = |at: u64, len: usize, owner: &Arc<()>| {
+        let memory = Foreign { addr: base + at, len, is_gpu: false, is_read_only: false };
+        // SAFETY: the buffer outlives all views, and is not used otherwise.
+        unsafe { agent.register_raw(&memory, Some(Box::new(owner.clone()))).unwrap() }
+    };
+    let owners = [(), ()].map(Arc::new);
+    let first = register(0, 8192, &owners[0]);
+    let second = register(4096, 4096, &owners[1]);
+    assert_eq!(first.region().mr().lkey(), second.region().mr().lkey());
+    drop(first);
+    let part = second.part(0, 1).unwrap();
+    drop(second);
+    assert_eq!(Arc::strong_count(&owners[1]), 2, "the part keeps it");
+    drop(part);
+    assert_eq!(owners.map(|owner| Arc::strong_count(&owner)), [1, 1]);
+}
+
+#[test]
+fn a_small_view_does_not_hide_the_registration_around_it() {
+    let agent = Agent::new(&device(), "one", AgentOptions::default()).unwrap();
+    let mut buffer = vec![0_u8; 8192];
+    let base = buffer.as_mut_ptr().expose_provenance() as u64;
+    let register = |at: u64, len: usize| {
+        let memory = Foreign { addr: base + at, len, is_gpu: false, is_read_only: false };
+        // SAFETY: the buffer outlives all views, and is not used otherwise.
+        unsafe { agent.register_raw(&memory, None).unwrap() }
+    };
+    let (small, whole) = (register(1024, 16), register(0, 8192));
+    let behind = register(2048, 4096);
+    assert_ne!(small.region().mr().lkey(), whole.region().mr().lkey());
+    assert_eq!(behind.region().mr().lkey(), whole.region().mr().lkey());
+}
+
+/// Host memory that was unmapped and mapped again is registered anew, though a view is left.
+#[test]
+fn memory_that_was_unmapped_is_not_found_again() {
+    const LEN: usize = 1 << 20;
+    let agent = Agent::new(&device(), "one", AgentOptions::default()).unwrap();
+    let map = |addr: *mut libc::c_void, flags| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
+        // SAFETY: new pages, or in place of those that were unmapped below.
+        unsafe { libc::mmap(addr, LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
+    };
+    let place = map(std::ptr::null_mut(), 0);
+    let memory =
+        Foreign { addr: place.expose_provenance() as u64, len: LEN, is_gpu: false, is_read_only: false };
+    // SAFETY: transfers only use what is mapped; none is started.
+    let register = || unsafe { agent.register_raw(&memory, None).unwrap() };
+    let first = register();
+    // SAFETY: mapped above; no reference to it exists.
+    assert_eq!(unsafe { libc::munmap(place, LEN) }, 0);
+    assert_eq!(map(place, libc::MAP_FIXED), place);
+    if !first.region().mr().is_gone_at(0, LEN) {
+        return; // the kernel does not let us watch memory here
+    }
+    assert_ne!(register().region().mr().lkey(), first.region().mr().lkey());
 }
