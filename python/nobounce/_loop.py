@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -17,6 +19,8 @@ class Loop:
 
     def __init__(self, agent: _nobounce.Agent) -> None:
         self._agent = agent
+        #: Of the loop and the descriptor, which `close` takes from another thread.
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._descriptor = -1
         self._is_closed = False
@@ -25,33 +29,49 @@ class Loop:
 
     def _future(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
-        if self._is_closed:
-            raise Error("the agent is closed")
-        if self._loop is not loop:
-            if self._is_in_use():
-                raise Error("this agent is awaited in another event loop: use one agent for each loop")
-            self._leave()
-            self._descriptor = self._agent.event_fd()
-            loop.add_reader(self._descriptor, self._take)
-            self._loop = loop
+        with self._lock:
+            if self._is_closed:
+                raise Error("the agent is closed")
+            if self._loop is not loop:
+                if self._is_in_use():
+                    raise Error("this agent is awaited in another event loop: use one agent for each loop")
+                self._leave()
+                self._transfers, self._others = {}, set()
+                # Of our own: its number is not used again before the loop has let it go.
+                self._descriptor = os.dup(self._agent.event_fd())
+                loop.add_reader(self._descriptor, self._take)
+                self._loop = loop
         return loop.create_future()
 
     def _is_in_use(self) -> bool:
         return self._loop is not None and not self._loop.is_closed() and bool(self._transfers or self._others)
 
     def _leave(self) -> None:
-        """Ends the reader in the loop that has it, which another thread may run."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.remove_reader, self._descriptor)
-        self._loop = None
-        self._transfers.clear()
-        self._others.clear()
+        """Ends the reader in the loop that has it, which another thread may run: there, with all that is awaited."""
+        loop, descriptor, transfers, others = self._loop, self._descriptor, self._transfers, self._others
+        self._loop, self._descriptor = None, -1
+        if loop is None:
+            return
+
+        def leave() -> None:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            for future in [*others, *(one for many in transfers.values() for one in many)]:
+                _resolve(future)
+
+        try:
+            loop.call_soon_threadsafe(leave)
+        except RuntimeError:  # the loop is closed
+            os.close(descriptor)
 
     def _take(self) -> None:
         _logging.flush()
         if self._is_closed:
             return
-        ended, others = self._agent.take_events()
+        try:
+            ended, others = self._agent.take_events()
+        except Error:  # closed just now
+            return
         for number in ended:
             for future in self._transfers.pop(number, ()):
                 _resolve(future)
@@ -104,13 +124,9 @@ class Loop:
 
     def close(self) -> None:
         """The agent is closed: what is awaited has ended."""
-        self._is_closed = True
-        waiting = [*self._others, *(one for many in self._transfers.values() for one in many)]
-        for future in waiting:
-            loop = future.get_loop()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_resolve, future)
-        self._leave()
+        with self._lock:
+            self._is_closed = True
+            self._leave()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
