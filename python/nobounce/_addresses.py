@@ -92,7 +92,20 @@ def _of_dlpack(memory: Any) -> Bytes:
     strides = tuple(tensor.strides[at] for at in range(tensor.ndim)) if tensor.strides else None
     _check_strides(memory, shape, strides)
     nbytes = math.prod(shape) * ((tensor.bits * tensor.lanes + 7) // 8)
-    return Bytes((tensor.data or 0) + tensor.byte_offset, nbytes, device == _CUDA, _is_jax(memory), (memory, capsule))
+    held = _fixed_storage(memory) if device == _CPU else None
+    return Bytes((tensor.data or 0) + tensor.byte_offset, nbytes, device == _CUDA, _is_jax(memory), (memory, capsule, held))
+
+
+def _fixed_storage(memory: Any) -> object:
+    """The storage of a CPU tensor of torch, as an array of numpy: torch does not resize it any more, while the NIC writes there."""
+    if not hasattr(memory, "untyped_storage"):
+        return None
+    import torch
+    storage = memory.untyped_storage()
+    try:
+        return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    except RuntimeError:  # torch was built for another numpy, or there is none
+        return storage
 
 
 def _is_jax(memory: object) -> bool:
