@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from .errors import Cancelled
 NAME = "NOBOUNCE"
 #: Seconds for one object.
 TIMEOUT = 300.0
+#: Objects that were aborted before they began, and objects that ended.
+MAX_REMEMBERED = 4096
 
 
 @dataclass
@@ -48,7 +51,9 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
         self._opened: Agent | None = None
         self._peers: dict[tuple[str, int], Peer] = {}
         self._running: dict[str, list[Transfer]] = {}
-        self._aborted: set[str] = set()
+        #: Objects whose transfer was aborted before it began, since when; and those that ended.
+        self._aborted: dict[str, float] = {}
+        self._ended: dict[str, None] = {}
 
     @property
     def _agent(self) -> Agent:
@@ -111,8 +116,9 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
         peer = self._peer(metadata)
         regions = [(tensor, peer.region(name, TIMEOUT)) for name, tensor in zip(metadata.names, tensors) if name]
         with self._lock:
-            if obj_id in self._aborted:
-                self._aborted.discard(obj_id)
+            self._ended.pop(obj_id, None)
+            since = self._aborted.pop(obj_id, None)
+            if since is not None and time.monotonic() < since + TIMEOUT:
                 raise Cancelled(f"the transfer of {obj_id} was aborted")
             transfers = self._running[obj_id] = [peer.read(tensor, region) for tensor, region in regions]
         try:
@@ -121,7 +127,8 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
         finally:
             with self._lock:
                 self._running.pop(obj_id, None)
-                self._aborted.discard(obj_id)
+                self._aborted.pop(obj_id, None)
+                _remember(self._ended, obj_id, None)
         return tensors
 
     def _peer(self, metadata: Metadata) -> Peer:
@@ -144,10 +151,17 @@ class Transport(TensorTransportManager):  # type: ignore[misc]
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
         with self._lock:
             running = self._running.get(obj_id)
-            if running is None:
-                self._aborted.add(obj_id)
+            # A late one must not end a later transfer of the object.
+            if running is None and obj_id not in self._ended:
+                _remember(self._aborted, obj_id, time.monotonic())
             for transfer in running or ():
                 transfer.cancel()
+
+
+def _remember(objects: dict[str, Any], obj_id: str, value: Any) -> None:
+    objects[obj_id] = value
+    while len(objects) > MAX_REMEMBERED:
+        del objects[next(iter(objects))]
 
 
 def register() -> None:
