@@ -11,7 +11,7 @@ from . import _logging, _nobounce
 from ._addresses import bytes_of
 from ._loop import Loop
 from ._nobounce import Announcement, Memory, Remote
-from ._numbers import flattened, words
+from ._numbers import check_words, flattened, words
 from .errors import Error, ListError, PeerGone, RemoteAccessError, Timeout
 
 
@@ -28,12 +28,14 @@ class Notification:
     outcome: Literal["complete", "failed", "aborted"]
     nbytes: int
     reason: str
+    #: Whether it is aborted since the peer is gone.
+    is_peer_gone: bool = False
 
     def check(self) -> "Notification":
         """Itself; raises if the transfer did not complete."""
         if self.outcome == "complete":
             return self
-        raise (PeerGone if "is gone" in self.reason else Error)(f"transfer {self.tag!r} of peer {self.peer} {self.outcome}: {self.reason}")
+        raise (PeerGone if self.is_peer_gone else Error)(f"transfer {self.tag!r} of peer {self.peer} {self.outcome}: {self.reason}")
 
 
 class Transfer:
@@ -54,6 +56,7 @@ class Transfer:
 
     def done(self) -> bool:
         """Whether it has ended."""
+        _logging.flush()
         return self._inner.done()
 
     def cancel(self) -> None:
@@ -94,7 +97,10 @@ class Peer:
 
     def region(self, name: str, timeout: float | None = 10.0) -> Remote:
         """The memory that it exports by this name, as soon as it does."""
-        return self._inner.region(name, timeout)
+        try:
+            return self._inner.region(name, timeout)
+        finally:
+            _logging.flush()
 
     async def aregion(self, name: str, timeout: float | None = 10.0) -> Remote:
         """As `region`, for event loops."""
@@ -158,9 +164,11 @@ class Peer:
         repeats: Iterable[tuple[int, int, int]] = (), tag: bytes | None = None, announcement: Announcement | None = None, after: Any = None,
     ) -> Transfer:
         (here, held_here), (there, held_there) = words(local_pages), words(remote_pages)
+        repeats = [(count, local_step, remote_step) for count, local_step, remote_step in repeats]
+        check_words(page_bytes, local_stride, remote_stride, local_offset, remote_offset, *(number for repeat in repeats for number in repeat))
         strides = (page_bytes if local_stride is None else local_stride, page_bytes if remote_stride is None else remote_stride)
         inner = self._inner.submit_pages(
-            is_read, self._memory(local, remote), (here, there), page_bytes, strides, (local_offset, remote_offset), list(repeats), tag, announcement, _stream(after))
+            is_read, self._memory(local, remote), (here, there), page_bytes, strides, (local_offset, remote_offset), repeats, tag, announcement, _stream(after))
         del held_here, held_there
         return Transfer(inner, self._agent._loop)
 
@@ -221,12 +229,15 @@ class Agent:
         if isinstance(memory, Memory):
             return memory
         found = bytes_of(memory)
-        return self._inner.register(found.address, found.nbytes, found.is_gpu, found.is_read_only, found.owner)
+        registered = self._inner.register(found.address, found.nbytes, found.is_gpu, found.is_read_only, found.owner)
+        _logging.flush()
+        return registered
 
     def export(self, name: str, memory: Any) -> Memory:
         """Lets all peers read and write the memory, by this name."""
         registered = self.register(memory)
         self._inner.export(name, registered)
+        _logging.flush()
         return registered
 
     def withdraw(self, name: str) -> bool:
@@ -244,19 +255,33 @@ class Agent:
 
     def connect(self, address: str | bytes, timeout: float | None = 10.0) -> Peer:
         """Connects to the agent at "host:port", or to the one that these metadata are of."""
-        connect = self._inner.connect_to if isinstance(address, bytes) else self._inner.connect
         try:
-            return Peer(connect(address, timeout), self)  # type: ignore[arg-type]
+            return Peer(self._connecting(address, timeout).wait(), self)
         finally:
             _logging.flush()
 
     async def aconnect(self, address: str | bytes, timeout: float | None = 10.0) -> Peer:
-        """As `connect`, for event loops."""
-        return await asyncio.get_running_loop().run_in_executor(None, self.connect, address, timeout)
+        """As `connect`, for event loops. A cancelled task gives the attempt up."""
+        connecting = self._connecting(address, timeout)
+        try:
+            return Peer(await asyncio.get_running_loop().run_in_executor(None, connecting.wait), self)
+        except asyncio.CancelledError:
+            connecting.abort()
+            raise
+        finally:
+            _logging.flush()
+
+    def _connecting(self, address: str | bytes, timeout: float | None) -> _nobounce.Connecting:
+        if isinstance(address, bytes):
+            return self._inner.connect_to(address, timeout)
+        return self._inner.connect(address, timeout)
 
     def accept(self, timeout: float | None = None) -> Peer:
         """The next agent that connected to this one."""
-        return Peer(self._inner.accept(timeout), self)
+        try:
+            return Peer(self._inner.accept(timeout), self)
+        finally:
+            _logging.flush()
 
     async def aaccept(self, timeout: float | None = None) -> Peer:
         """As `accept`, for event loops."""
@@ -291,6 +316,7 @@ class Agent:
 
     def stats(self) -> dict[str, Any]:
         """Counters of transfers; bytes and operations by direction and path."""
+        _logging.flush()
         counters, paths = self._inner.stats()
         by_path = {direction: {path: {"bytes": size, "operations": count} for path, (size, count) in used.items()} for direction, used in paths.items()}
         return {**counters, "paths": by_path}
@@ -312,9 +338,9 @@ def _stream(after: Any) -> int | None:
     raise ListError(f"after={after!r}: expected a CUDA stream of torch or cupy, or its number")
 
 
-def _notification(found: tuple[str, int, bytes, str, int, str]) -> Notification:
-    peer, generation, tag, outcome, nbytes, reason = found
-    return Notification(peer, generation, bytes(tag), outcome, nbytes, reason)  # type: ignore[arg-type]
+def _notification(found: tuple[str, int, bytes, str, int, str, bool]) -> Notification:
+    peer, generation, tag, outcome, nbytes, reason, is_peer_gone = found
+    return Notification(peer, generation, bytes(tag), outcome, nbytes, reason, is_peer_gone)  # type: ignore[arg-type]
 
 
 __all__ = ["Agent", "Announcement", "Memory", "Notification", "Peer", "Remote", "RemoteAccessError", "Transfer"]

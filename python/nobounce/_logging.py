@@ -1,5 +1,6 @@
 """Log lines of the NIC and of agents, for Python's logging."""
 
+import atexit
 import logging
 
 from . import _nobounce
@@ -10,3 +11,6 @@ def flush() -> None:
     for level, target, text in _nobounce.take_log():
         name = target if target.startswith("nobounce") else f"nobounce.{target}"
         logging.getLogger(name.replace("nobounce_", "nobounce.")).log(level, "%s", text)
+
+
+atexit.register(flush)

@@ -22,6 +22,13 @@ def words(numbers: Any) -> tuple[tuple[int, int], object]:
     return held.buffer_info(), held
 
 
+def check_words(*numbers: int | None) -> None:
+    """Sizes, strides, offsets and repetitions; None is a default."""
+    for number in numbers:
+        if number is not None and not 0 <= number < 1 << 64:
+            raise ListError(f"{number}: sizes, strides, offsets and repetitions are whole numbers from 0 to 2**64 - 1")
+
+
 def _of_numpy(numbers: Any) -> tuple[tuple[int, int], object]:
     described = numbers.__array_interface__
     if described["typestr"][1] not in "iu":

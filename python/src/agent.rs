@@ -8,6 +8,7 @@ use nobounce::{Device, RegisterError, Require};
 use nobounce_transfer::{AgentError, AgentOptions, Event, Foreign, Outcome};
 use pyo3::prelude::*;
 
+use crate::connecting::Connecting;
 use crate::failure::{check_process, of_agent, raise};
 use crate::memory::Memory;
 use crate::peer::Peer;
@@ -21,8 +22,8 @@ pub(crate) struct Agent {
     process: u32,
 }
 
-/// A notification for the package: peer, generation, tag, outcome, bytes, reason.
-type Told = (String, u64, Vec<u8>, &'static str, u64, String);
+/// A notification for the package: peer, generation, tag, outcome, bytes, reason, whether the peer is gone.
+type Told = (String, u64, Vec<u8>, &'static str, u64, String, bool);
 
 /// Bytes and operations of each path.
 type ByPath = HashMap<&'static str, (u64, u64)>;
@@ -87,6 +88,7 @@ impl Agent {
     /// Registers memory that `owner` keeps alive.
     fn register(
         &self,
+        py: Python<'_>,
         address: u64,
         nbytes: usize,
         is_gpu: bool,
@@ -96,8 +98,8 @@ impl Agent {
         let memory = Foreign { addr: address, len: nbytes, is_gpu, is_read_only };
         let owner: nobounce_transfer::Owner = Box::new(owner);
         // SAFETY: the package has taken address and length from the owner, which lives as long.
-        let registered = self.with(|agent| unsafe { agent.register_raw(&memory, Some(owner)) })?;
-        let view = registered.map_err(|error| of_register(&error))?;
+        let register = || self.with(|agent| unsafe { agent.register_raw(&memory, Some(owner)) });
+        let view = py.detach(register)?.map_err(|error| of_register(&error))?;
         if self.require == Require::Direct && !view.region().paths().are_direct() {
             let paths = view.region().paths();
             return Err(raise(
@@ -108,24 +110,27 @@ impl Agent {
         Ok(Memory { view })
     }
 
-    fn export(&self, name: &str, memory: &Memory) -> PyResult<()> {
-        self.with(|agent| agent.export(name, &memory.view))?.map_err(|error| of_agent(&error))
+    fn export(&self, py: Python<'_>, name: &str, memory: &Memory) -> PyResult<()> {
+        let export = || self.with(|agent| agent.export(name, &memory.view));
+        py.detach(export)?.map_err(|error| of_agent(&error))
     }
 
-    fn withdraw(&self, name: &str) -> PyResult<bool> {
-        self.with(|agent| agent.withdraw(name))
+    fn withdraw(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        py.detach(|| self.with(|agent| agent.withdraw(name)))
     }
 
+    /// Begins to connect to an address.
     #[pyo3(signature = (address, timeout=10.0))]
-    fn connect(&self, py: Python<'_>, address: &str, timeout: Option<f64>) -> PyResult<Peer> {
-        let connect = || self.with(|agent| agent.connect(address, duration(timeout)));
-        self.peer(py.detach(connect)?)
+    fn connect(&self, address: String, timeout: Option<f64>) -> PyResult<Connecting> {
+        let (agent, timeout) = (self.opened()?, duration(timeout));
+        Connecting::start(self.process, move |attempt| agent.connect_with(address.as_str(), timeout, attempt))
     }
 
+    /// Begins to connect to the agent that metadata are of.
     #[pyo3(signature = (metadata, timeout=10.0))]
-    fn connect_to(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> PyResult<Peer> {
-        let connect = || self.with(|agent| agent.connect_to(metadata, duration(timeout)));
-        self.peer(py.detach(connect)?)
+    fn connect_to(&self, metadata: Vec<u8>, timeout: Option<f64>) -> PyResult<Connecting> {
+        let (agent, timeout) = (self.opened()?, duration(timeout));
+        Connecting::start(self.process, move |attempt| agent.connect_to_with(&metadata, timeout, attempt))
     }
 
     #[pyo3(signature = (timeout=None))]
@@ -153,7 +158,7 @@ impl Agent {
                 Outcome::Failed { reason } => ("failed", 0, reason),
                 Outcome::Aborted { reason } => ("aborted", 0, reason),
             };
-            (found.peer, found.generation, found.tag, outcome, bytes, reason)
+            (found.peer, found.generation, found.tag, outcome, bytes, reason, found.gone.is_some())
         }))
     }
 
@@ -222,10 +227,14 @@ impl Agent {
     }
 
     fn with<T>(&self, run: impl FnOnce(&nobounce_transfer::Agent) -> T) -> PyResult<T> {
+        Ok(run(&*self.opened()?))
+    }
+
+    fn opened(&self) -> PyResult<Arc<nobounce_transfer::Agent>> {
         check_process(self.process)?;
-        // No lock is held while it runs, nor while an exception is made.
+        // No lock is held while it is used, nor while an exception is made.
         let agent = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        agent.map(|agent| run(&agent)).ok_or_else(closed)
+        agent.ok_or_else(closed)
     }
 }
 
@@ -246,12 +255,5 @@ fn closed() -> PyErr {
 }
 
 fn of_register(error: &RegisterError) -> PyErr {
-    let text = error.to_string();
-    // The path of memory that must be direct is refused by the device as well.
-    let name = if text.contains("NOBOUNCE_REQUIRE") || text.contains("would be staged") {
-        "NotDirect"
-    } else {
-        "Error"
-    };
-    raise(name, text)
+    raise(if error.is_not_direct() { "NotDirect" } else { "Error" }, error.to_string())
 }

@@ -49,7 +49,8 @@ pub(crate) fn of_transfer(error: &TransferError) -> PyErr {
 pub(crate) fn of_agent(error: &AgentError) -> PyErr {
     let name = match error {
         AgentError::NoPeer(_) => "Timeout",
-        AgentError::Connect(_) | AgentError::NoAgent { .. } => "ConnectError",
+        AgentError::Connect(_) | AgentError::NoAgent { .. } | AgentError::Aborted => "ConnectError",
+        AgentError::Register(error) if error.is_not_direct() => "NotDirect",
         AgentError::Stale { .. } => "RemoteAccessError",
         _ => "Error",
     };

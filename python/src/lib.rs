@@ -4,6 +4,7 @@
 #![allow(missing_docs)] // the classes are documented in the package's Python files
 
 mod agent;
+mod connecting;
 mod failure;
 mod files;
 mod log;
@@ -18,6 +19,7 @@ fn _nobounce(module: &Bound<'_, PyModule>) -> PyResult<()> {
     log::start();
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<agent::Agent>()?;
+    module.add_class::<connecting::Connecting>()?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<peer::Peer>()?;
     module.add_class::<peer::Remote>()?;

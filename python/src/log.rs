@@ -13,7 +13,15 @@ use tracing::{Event, Level, Metadata, Subscriber};
 /// Lines that may wait. Older ones are dropped.
 const MAX_LINES: usize = 1000;
 
-static LINES: Mutex<VecDeque<(u32, String, String)>> = Mutex::new(VecDeque::new());
+/// Level, logger, text.
+type Line = (u32, String, String);
+
+static LINES: Mutex<Waiting> = Mutex::new(Waiting { lines: VecDeque::new(), dropped: 0 });
+
+struct Waiting {
+    lines: VecDeque<Line>,
+    dropped: u64,
+}
 
 struct Lines;
 
@@ -39,11 +47,12 @@ impl Subscriber for Lines {
         };
         let mut text = Text(String::new());
         event.record(&mut text);
-        let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() >= MAX_LINES {
-            lines.pop_front();
+        let mut waiting = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.lines.len() >= MAX_LINES {
+            waiting.lines.pop_front();
+            waiting.dropped += 1;
         }
-        lines.push_back((level, event.metadata().target().replace("::", "."), text.0));
+        waiting.lines.push_back((level, event.metadata().target().replace("::", "."), text.0));
     }
 
     fn enter(&self, _: &span::Id) {}
@@ -69,8 +78,12 @@ pub(crate) fn start() {
     let _ = tracing::subscriber::set_global_default(Lines);
 }
 
-/// The lines since the last call: level, logger, text.
+/// The lines since the last call.
 #[pyfunction]
-pub(crate) fn take_log() -> Vec<(u32, String, String)> {
-    LINES.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+pub(crate) fn take_log() -> Vec<Line> {
+    let mut waiting = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let dropped = std::mem::take(&mut waiting.dropped);
+    let lost =
+        (30, "nobounce.log".to_owned(), format!("{dropped} older lines were dropped before they were read"));
+    (dropped > 0).then_some(lost).into_iter().chain(waiting.lines.drain(..)).collect()
 }

@@ -232,6 +232,10 @@ impl Peer {
             })
             .collect();
         let held = announcement.map(|announcement| announcement.inner.lock());
+        if tag.is_some() && announcement.is_some() {
+            let message = "tag= and announcement= exclude each other: the announcement has a tag already";
+            return Err(raise("ListError", message.to_owned()));
+        }
         let notify = match (&held, tag) {
             (Some(Ok(inner)), _) => match &**inner {
                 Some(inner) => Notify::With(inner),

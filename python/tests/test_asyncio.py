@@ -1,5 +1,7 @@
 """Awaiting: asyncio and uvloop, cancellation, many at once."""
 import asyncio
+import socket
+import threading
 
 import nobounce
 import pytest
@@ -122,4 +124,41 @@ def test_closing_ends_what_is_awaited(pair, run):
         pair.target.close()
         with pytest.raises(nobounce.Error, match="closed"):
             await waiting
+    run(main())
+
+
+def test_a_cancelled_attempt_to_connect_leaves_nothing(pair, run):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async def main():
+            task = asyncio.ensure_future(pair.initiator.aconnect("127.0.0.1:%d" % mute.getsockname()[1], None))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            # The executor's thread ends as well, and with it the loop's end.
+            await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 10)
+        run(main())
+
+
+def test_a_descriptor_that_is_used_again_keeps_its_reader(pair, run):
+    """Closing an agent and opening another one in the same tick."""
+    async def main():
+        for _ in range(5):
+            other = nobounce.Agent("other")
+            peer = await other.aconnect(pair.target.address)
+            assert await peer.write(bytearray(8), await peer.aregion("kv")) == 8
+            other.close()
+    run(main())
+
+
+def test_closing_in_another_thread_while_much_is_awaited(pair, run):
+    async def main():
+        async def wait():
+            with pytest.raises(nobounce.Error):
+                while True:
+                    await pair.target.anotification()
+        tasks = [asyncio.ensure_future(wait()) for _ in range(200)]
+        await asyncio.sleep(0.05)
+        threading.Thread(target=pair.target.close).start()
+        await asyncio.gather(*tasks)
     run(main())

@@ -35,22 +35,22 @@ def test_splits_that_no_model_has():
 
 def test_a_note_that_comes_before_its_lease_counts_once():
     leases, now = Leases(), microseconds()
-    leases.note(note(b"1 %d" % (now + 5)))
+    leases.note(note(b"1 %d" % (now + 10**9)))
     assert leases.take_ended() == set()
-    leases.add({"a": leased(now + 5)})
+    leases.add({"a": leased(now + 10**9)})
     assert leases.take_ended() == {"a"}
     assert leases.take_ended() == set(), "reported once"
 
 
 def test_only_readers_that_are_done_count_each_once():
     leases, now = Leases(), microseconds()
-    leases.add({"a": leased(now + 5, 3)})
-    leases.note(note(b"2 %d" % (now + 5), "failed", "decode 0"))
-    leases.note(note(b"2 %d" % (now + 5), "complete", "decode 1"))
-    leases.note(note(b"2 %d" % (now + 5), "complete", "decode 1"))
-    assert leases.take_ended() == set() and leases.table()[3] < now + 5
-    leases.note(note(b"2 %d" % (now + 5), "complete", "decode 0"))
-    assert leases.take_ended() == {"a"} and leases.table()[3] == now + 5
+    leases.add({"a": leased(now + 10**9, 3)})
+    leases.note(note(b"2 %d" % (now + 10**9), "failed", "decode 0"))
+    leases.note(note(b"2 %d" % (now + 10**9), "complete", "decode 1"))
+    leases.note(note(b"2 %d" % (now + 10**9), "complete", "decode 1"))
+    assert leases.take_ended() == set() and leases.table()[3] < now + 10**9
+    leases.note(note(b"2 %d" % (now + 10**9), "complete", "decode 0"))
+    assert leases.take_ended() == {"a"} and leases.table()[3] == now + 10**9
 
 
 def test_tags_of_strangers_are_ignored():
@@ -63,5 +63,5 @@ def test_tags_of_strangers_are_ignored():
 def test_a_lease_ends_by_itself_and_readers_see_it():
     now, leases = microseconds(), Leases()
     assert min(leases.table()) >= now, "leases of an earlier start have ended"
-    leases.add({"a": leased(now + 9, 7, -1.0), "b": leased(now + 8, 7)})
-    assert leases.take_ended() == {"a"} and leases.table()[7] == now + 9
+    leases.add({"a": leased(now + 10**9, 7, -1.0), "b": leased(now + 10**9 - 1, 7)})
+    assert leases.take_ended() == {"a"} and leases.table()[7] == now + 10**9

@@ -1,6 +1,7 @@
 """Pages, lists, tags: what arrives, and what is refused."""
 import array
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -166,6 +167,44 @@ def test_ctrl_c_ends_a_wait(pair):
     with pytest.raises(KeyboardInterrupt):
         pair.target.notification(30)
     assert time.monotonic() - start < 5
+
+
+@pytest.fixture
+def mute():
+    """The address of a listener that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield "127.0.0.1:%d" % listener.getsockname()[1]
+
+
+def test_ctrl_c_ends_an_attempt_to_connect(pair, mute):
+    threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pair.initiator.connect(mute, timeout=None)
+    assert time.monotonic() - start < 5
+
+
+def test_a_tag_beside_an_announcement_is_refused(pair):
+    announcement = pair.peer.announce(b"one")
+    with pytest.raises(nobounce.ListError, match="exclude each other"):
+        pair.peer.write_list(bytearray(8), pair.remote, [(0, 0, 8)], tag=b"two", announcement=announcement)
+    announcement.abort("refused")
+    assert pair.target.notification(10).tag == b"one" and pair.target.notification(0.02) is None
+
+
+@pytest.mark.parametrize("options", [{"local_offset": -1}, {"remote_stride": 2**64}, {"repeats": [(-1, 0, 0)]}, {"repeats": [(2**40, 0, 0)]}])
+def test_wrong_numbers_are_list_errors(pair, options):
+    with pytest.raises(nobounce.ListError):
+        pair.peer.write_pages(bytearray(64), [0], pair.remote, [0], 8, **options)
+    with pytest.raises(nobounce.ListError, match="-8"):
+        pair.peer.write_pages(bytearray(64), [0], pair.remote, [0], -8)
+
+
+def test_a_reason_of_the_peer_does_not_make_it_gone(pair):
+    pair.peer.announce(b"t").abort("the peer is gone: no")
+    with pytest.raises(nobounce.Error, match="is gone") as raised:
+        pair.target.notification(10).check()
+    assert not isinstance(raised.value, nobounce.PeerGone)
 
 
 def test_a_forked_child_is_told(pair):
