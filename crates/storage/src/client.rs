@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use nobounce::Device;
 use nobounce_nic::EventFd;
-use nobounce_transfer::{Agent, AgentOptions, Outcome, Peer, View};
+use nobounce_transfer::{Agent, AgentOptions, MAX_UNREAD, Outcome, Peer, View};
 
 use crate::error::ClientError;
 use crate::request::{FileRange, Kind, MAX_FILES, MAX_PATH, MAX_RANGES, Request, of_tag};
-use crate::server::wait;
+use crate::server::{MAX_REQUESTS, wait};
 
 /// A connection with a file server.
 #[derive(Debug)]
@@ -31,11 +31,14 @@ struct Shared {
     agent: Agent,
     /// Requests without an answer.
     open: Mutex<HashMap<u64, Open>>,
+    /// One of them has ended.
+    ended: Condvar,
 }
 
 #[derive(Debug)]
 struct Open {
     state: Arc<State>,
+    messages: usize,
     /// It stays exported.
     _memory: Option<FileMemory>,
 }
@@ -109,7 +112,7 @@ impl FileClient {
         let agent = Agent::new(device, "files", options).map_err(|error| failed(error.to_string()))?;
         let events = agent.event_fd();
         let peer = agent.connect(&addrs[..], timeout).map_err(|error| failed(error.to_string()))?;
-        let shared = Arc::new(Shared { agent, open: Mutex::default() });
+        let shared = Arc::new(Shared { agent, open: Mutex::default(), ended: Condvar::new() });
         let stop = Arc::new(EventFd::new().map_err(|error| failed(error.to_string()))?);
         let (told, with, stopped) = (shared.clone(), peer.clone(), stop.clone());
         let run = move || told.run(&with, events, &stopped);
@@ -152,7 +155,8 @@ impl FileClient {
         self.request(Kind::Stat, None, &[(path, &[])])?.answer(timeout).map(|answer| answer.size)
     }
 
-    /// Has the server write ranges of files into the memory.
+    /// Has the server write ranges of files into the memory. Waits while the server has as many
+    /// requests of this client as it takes.
     ///
     /// # Errors
     /// A path or the list is too long, a range is not inside the memory, or the server is gone. Errors
@@ -189,8 +193,9 @@ impl FileClient {
         let mut request = Request::new(id, kind, export);
         request.files = files.iter().map(|(path, ranges)| ((*path).to_owned(), ranges.to_vec())).collect();
         let state = Arc::new(State { result: Mutex::default(), ended: Condvar::new() });
-        let open = Open { state: state.clone(), _memory: memory.cloned() };
-        self.shared.lock().insert(id, open);
+        let messages = request.message_count();
+        let open = Open { state: state.clone(), messages, _memory: memory.cloned() };
+        self.shared.admit(id, open);
         let mut sent = request.messages().map(|message| self.peer.send_message(&message.encode()));
         if let Some(error) = sent.find_map(Result::err) {
             self.shared.end(id, Err(error.clone().into()));
@@ -233,6 +238,16 @@ impl Shared {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds a request, as soon as the server has room for its messages.
+    fn admit(&self, id: u64, new: Open) {
+        let is_full = |open: &mut HashMap<u64, Open>| {
+            let ahead: usize = open.values().map(|open| open.messages).sum();
+            ahead > 0 && (ahead + new.messages > MAX_UNREAD || open.len() >= MAX_REQUESTS)
+        };
+        let waited = self.ended.wait_while(self.lock(), is_full);
+        waited.unwrap_or_else(PoisonError::into_inner).insert(id, new);
+    }
+
     /// The thread: gives answers to their tickets.
     fn run(&self, peer: &Peer, events: RawFd, stop: &EventFd) {
         while wait([events, stop.as_raw_fd()]) {
@@ -257,6 +272,7 @@ impl Shared {
 
     fn end(&self, id: u64, result: Result<Answer, ClientError>) {
         let Some(Open { state, .. }) = self.lock().remove(&id) else { return };
+        self.ended.notify_all();
         *state.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         state.ended.notify_all();
     }

@@ -11,7 +11,7 @@ pub const MAX_PATH: usize = 512;
 /// Ranges of one request.
 pub const MAX_RANGES: usize = 1 << 16;
 /// Files of one request.
-pub(crate) const MAX_FILES: usize = 1 << 12;
+pub(crate) const MAX_FILES: usize = 1000;
 /// Ranges in one message: each takes 30 bytes at most.
 pub(crate) const RANGES_PER_MESSAGE: usize = 32;
 /// Longest name of an export.
@@ -113,6 +113,12 @@ impl Request {
         }
     }
 
+    /// The number of its messages, at most.
+    pub(crate) fn message_count(&self) -> usize {
+        let of_file = |(_, ranges): &(String, Vec<FileRange>)| 1 + ranges.len().div_ceil(RANGES_PER_MESSAGE);
+        2 + self.files.iter().map(of_file).sum::<usize>()
+    }
+
     /// Its messages.
     pub(crate) fn messages(&self) -> impl Iterator<Item = Message> {
         let id = self.id;
@@ -180,8 +186,22 @@ mod tests {
                 (other, None) => panic!("{other:?} before the beginning"),
             }
         }
-        assert_eq!(again, Some(request));
+        assert_eq!(again, Some(request.clone()));
+        assert_eq!(request.messages().count(), request.message_count());
         assert!(!Request::new(1, Kind::Read, String::new()).add_ranges(&[range(1)]));
+    }
+
+    #[test]
+    fn the_largest_request_fits_into_the_queue_of_its_server() {
+        let range = FileRange { offset: 0, len: 1, memory: 0 };
+        let mut request = Request::new(1, Kind::Read, String::new());
+        for number in 0..MAX_FILES {
+            assert!(request.add_file(String::new()));
+            let count = MAX_RANGES / MAX_FILES + usize::from(number < MAX_RANGES % MAX_FILES);
+            assert!(request.add_ranges(&vec![range; count]));
+        }
+        assert!(!request.add_file(String::new()) && !request.add_ranges(&[range]));
+        assert!(request.message_count() <= nobounce_transfer::MAX_UNREAD, "{}", request.message_count());
     }
 
     proptest! {

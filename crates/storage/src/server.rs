@@ -21,7 +21,7 @@ use crate::root::Root;
 /// Port of a server unless another is given.
 pub(crate) const PORT: u16 = 9200;
 /// Requests of one client that are not answered.
-const MAX_REQUESTS: usize = 64;
+pub(crate) const MAX_REQUESTS: usize = 64;
 
 /// How a server works.
 #[derive(Clone, Debug)]

@@ -92,6 +92,7 @@ pub use error::{AgentError, Gone, TransferError};
 pub use frame::{MAX_MESSAGE, MAX_NAME, MAX_TAG};
 pub use job::{Direction, Gate};
 pub use memory::{Foreign, Owner, View};
+pub use message::MAX_UNREAD;
 pub use notification::{Notification, Outcome};
 pub use peer::{Announcement, Notify, Part, Peer, Remote, stream_gate};
 pub use pieces::{ListError, Pages, Piece, Repeat};

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use crate::shared::PeerShared;
 
-/// Messages of one peer that the application has not taken.
-pub(crate) const MAX_UNREAD: usize = 4096;
+/// Messages of one peer that the application has not taken. A peer that sends more is against the
+/// protocol: an application that may get ahead waits for answers.
+pub const MAX_UNREAD: usize = 4096;
 
 /// Messages that the application has not taken, each with its peer.
 #[derive(Debug, Default)]

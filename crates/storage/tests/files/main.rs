@@ -231,3 +231,24 @@ fn clients_that_leave_free_everything() {
     let client = client(&server);
     assert_eq!(client.stat("file", SOON).unwrap(), 8 * MIB as u64);
 }
+
+/// More requests than the server takes at once, from several threads.
+#[test]
+fn requests_wait_for_room() {
+    let folder = Folder::new("room");
+    let bytes = folder.add("file", MIB);
+    let server = folder.serve(|_| {});
+    let client = client(&server);
+    let memory = client.register(MIB).unwrap();
+    let ranges: Vec<_> = (0..MIB / 64).map(|at| range(at * 64, 64, at * 64)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let all: Vec<_> =
+                    (0..40).map(|_| client.read(&memory, &[("file", &ranges)]).unwrap()).collect();
+                assert!(all.iter().all(|read| read.wait(SOON).unwrap() == MIB as u64));
+            });
+        }
+    });
+    assert!(bytes_of(&memory, 0, MIB) == bytes);
+}
