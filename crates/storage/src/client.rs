@@ -24,6 +24,8 @@ pub struct FileClient {
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
     next: AtomicU64,
+    /// The messages of one request are not mixed with those of another.
+    sending: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -118,7 +120,7 @@ impl FileClient {
         let run = move || told.run(&with, events, &stopped);
         let thread = thread::Builder::new().name("nb-files".to_owned()).spawn(run);
         let thread = Some(thread.map_err(|error| failed(error.to_string()))?);
-        Ok(Self { shared, peer, stop, thread, next: AtomicU64::new(1) })
+        Ok(Self { shared, peer, stop, thread, next: AtomicU64::new(1), sending: Mutex::default() })
     }
 
     /// Host memory that the client allocates, for the server.
@@ -196,8 +198,11 @@ impl FileClient {
         let messages = request.message_count();
         let open = Open { state: state.clone(), messages, _memory: memory.cloned() };
         self.shared.admit(id, open);
+        let sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sent = request.messages().map(|message| self.peer.send_message(&message.encode()));
-        if let Some(error) = sent.find_map(Result::err) {
+        let failed = sent.find_map(Result::err);
+        drop(sending);
+        if let Some(error) = failed {
             self.shared.end(id, Err(error.clone().into()));
             return Err(error.into());
         }
