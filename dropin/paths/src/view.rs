@@ -3,7 +3,9 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use nobounce_dropin::log;
 
 use crate::{copies, original};
 
@@ -41,8 +43,9 @@ pub(crate) struct Folder {
     /// The state without the variable.
     without: u8,
     state: AtomicU8,
-    /// The thread that makes the folder, and looks at the system's own folders meanwhile.
-    maker: AtomicI32,
+    /// The process and the thread that make the folder, and look at the system's own folders
+    /// meanwhile. 0 at the very start.
+    maker: AtomicU64,
     bytes: UnsafeCell<[u8; ROOT_MAX]>,
     length: UnsafeCell<usize>,
 }
@@ -50,6 +53,13 @@ pub(crate) struct Folder {
 // SAFETY: only the caller that moved `state` from UNKNOWN to BUSY writes, and others read only
 // after READY.
 unsafe impl Sync for Folder {}
+
+/// The calling process and thread.
+fn caller() -> u64 {
+    // SAFETY: the calls cannot fail.
+    let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
+    u64::from(process.cast_unsigned()) << 32 | u64::from(thread.cast_unsigned())
+}
 
 /// What stands for the root.
 static ROOT: Folder = Folder::new(c"NOBOUNCE_VIEW", TO_BE_MADE);
@@ -59,7 +69,7 @@ pub(crate) static REPORT: Folder = Folder::new(c"NOBOUNCE_REPORT", NONE);
 impl Folder {
     const fn new(variable: &'static CStr, without: u8) -> Self {
         let (bytes, length) = (UnsafeCell::new([0; ROOT_MAX]), UnsafeCell::new(0));
-        let (state, maker) = (AtomicU8::new(UNKNOWN), AtomicI32::new(0));
+        let (state, maker) = (AtomicU8::new(UNKNOWN), AtomicU64::new(0));
         Self { variable, without, state, maker, bytes, length }
     }
 
@@ -91,6 +101,15 @@ impl Folder {
                 *self.length.get() = path.len();
             }
             state = READY;
+        } else if !path.is_empty() {
+            let what = if path.len() > ROOT_MAX { "is too long" } else { "is no absolute path" };
+            log::error(|| {
+                format!(
+                    "{}={}: it {what}, so programs do not find nb0 in /sys/class/infiniband; use a path of at most {ROOT_MAX} bytes",
+                    self.variable.to_string_lossy(),
+                    String::from_utf8_lossy(path)
+                )
+            });
         }
         self.state.store(state, Ordering::Release);
     }
@@ -98,21 +117,12 @@ impl Folder {
     /// Has libibverbs make the folder, once. What that reads below /sys meanwhile is the system's.
     #[cold]
     fn make(&self) {
-        // SAFETY: the call cannot fail.
-        let thread = unsafe { libc::gettid() };
+        let here = caller();
         if self.state.compare_exchange(TO_BE_MADE, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            let mut naps = 0;
-            while self.state.load(Ordering::Acquire) == BUSY
-                && self.maker.load(Ordering::Relaxed) != thread
-                && naps < MOST_NAPS
-            {
-                // SAFETY: takes a number.
-                unsafe { libc::usleep(1000) };
-                naps += 1;
-            }
+            self.wait(here);
             return;
         }
-        self.maker.store(thread, Ordering::Relaxed);
+        self.maker.store(here, Ordering::Relaxed);
         // SAFETY: the calling thread's errno, restored below.
         let errno = unsafe { *libc::__errno_location() };
         match original::view() {
@@ -122,6 +132,30 @@ impl Folder {
         }
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = errno };
+    }
+
+    /// Until another thread has made the folder. A process that was forked meanwhile has no such
+    /// thread, and libibverbs, which was interrupted in it, cannot be asked again.
+    fn wait(&self, here: u64) {
+        for _ in 0..MOST_NAPS {
+            let maker = self.maker.load(Ordering::Relaxed);
+            if self.state.load(Ordering::Acquire) != BUSY || maker == here {
+                return;
+            }
+            if maker != 0 && maker >> 32 != here >> 32 {
+                break;
+            }
+            // SAFETY: takes a number.
+            unsafe { libc::usleep(1000) };
+        }
+        // Later calls do not wait. A maker that is only slow still stores READY.
+        if self.state.compare_exchange(BUSY, NONE, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            log::error(|| {
+                "the files of nb0 below /sys/class/infiniband are missing here: the program forked while they were made, or that took \
+                 2 s; start it with 'nobounce run'"
+                    .to_owned()
+            });
+        }
     }
 
     pub(crate) fn get(&self) -> Option<&[u8]> {

@@ -134,3 +134,41 @@ fn who_looks_for_verbs_devices_is_noted() {
     assert_eq!(extension, "verbs");
     assert!(noted.split_inclusive(|byte| *byte == b'\n').all(|line| line == ls), "{noted:?}");
 }
+
+fn compile(source: &str, arguments: &[&str], to: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let built = Command::new("cc").args(arguments).arg("-o").arg(to).arg(source).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+}
+
+#[test]
+fn a_child_does_not_wait_for_the_thread_of_its_parent() {
+    let folder = std::env::temp_dir().join(format!("paths-fork-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let (maker, program) = (folder.join("maker.so"), folder.join("program"));
+    compile("fork.c", &["-DLIBRARY", "-shared", "-fPIC"], &maker);
+    compile("fork.c", &["-pthread"], &program);
+    let ran = Command::new(&program)
+        .env("LD_PRELOAD", format!("{}:{}", library().display(), maker.display()))
+        .env("NOBOUNCE_LOG", "error")
+        .env_remove("NOBOUNCE_VIEW")
+        .output()
+        .unwrap();
+    fs::remove_dir_all(folder).unwrap();
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "at once\nthe view\n", "{ran:?}");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(said.matches("forked while").count(), 1, "{said}");
+}
+
+#[test]
+fn a_path_that_is_too_long_is_said() {
+    let ran = Command::new("cat")
+        .arg("/sys/class/infiniband/nb0/fw_ver")
+        .env("LD_PRELOAD", library())
+        .env("NOBOUNCE_VIEW", format!("/{}", "x".repeat(512)))
+        .env("NOBOUNCE_LOG", "error")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains("it is too long") && said.contains("NOBOUNCE_VIEW=/xx"), "{said}");
+}
