@@ -8,6 +8,8 @@ pub mod notice;
 #[cfg(feature = "nic")]
 pub mod own_view;
 pub mod reserve;
+#[cfg(feature = "nic")]
+mod shared_dir;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "nic")]

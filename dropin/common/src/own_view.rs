@@ -3,16 +3,35 @@
 
 use std::collections::hash_map::{DefaultHasher, RandomState};
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use nobounce_nic::soft::{Config, PortSpeed};
+use nobounce_nic::soft::{Config, DeviceLimits, PortSpeed};
 
+use crate::shared_dir::{Found, SharedDir, user};
 use crate::view::{self, System};
+
+/// The longest path of a view that libnobounce-paths takes.
+pub const LONGEST_PATH: usize = 512;
+
+/// Directories that the system sets up.
+const OF_SYSTEM: [&str; 4] = ["/dev/shm", "/tmp", "/var/tmp", "/run"];
+
+/// Number of the layout: a new one whenever the code that writes the files has changed.
+const LAYOUT: u64 = number_of(include_bytes!("view.rs"));
+
+/// FNV-1a.
+const fn number_of(text: &[u8]) -> u64 {
+    let (mut hash, mut at) = (0xcbf2_9ce4_8422_2325_u64, 0);
+    while at < text.len() {
+        hash = (hash ^ text[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    hash
+}
 
 /// The folder that stands for the root in this process.
 ///
@@ -29,14 +48,9 @@ pub fn root() -> Result<PathBuf, String> {
 fn parents(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let named = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let own = PathBuf::from(format!("/run/user/{}", user()));
-    let fixed = ["/dev/shm", "/tmp", "/var/tmp", "/run"].map(PathBuf::from);
+    let fixed = OF_SYSTEM.map(PathBuf::from);
     let all = named("XDG_RUNTIME_DIR").into_iter().chain([own]).chain(named("TMPDIR")).chain(fixed);
     all.collect()
-}
-
-fn user() -> u32 {
-    // SAFETY: the call has no preconditions.
-    unsafe { libc::geteuid() }
 }
 
 fn make_in(
@@ -48,7 +62,7 @@ fn make_in(
     let name = name(addrs, speed, system);
     let mut failed = Vec::new();
     for parent in parents {
-        match make_at(&parent.join(&name), addrs, speed, system) {
+        match make_at(parent, &name, addrs, speed, system) {
             Ok(root) => return Ok(root),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => failed.push(format!("{}: {error}", parent.display())),
@@ -64,7 +78,8 @@ fn make_in(
 /// By all that the files depend on: processes with other devices have another folder.
 fn name(addrs: &[IpAddr], speed: PortSpeed, system: &System<'_>) -> String {
     let mut hash = DefaultHasher::new();
-    (env!("CARGO_PKG_VERSION"), addrs, speed.rate()).hash(&mut hash);
+    let DeviceLimits { gid_table, gids, .. } = DeviceLimits::OURS;
+    (env!("CARGO_PKG_VERSION"), LAYOUT, gid_table, gids, addrs, speed.rate()).hash(&mut hash);
     addrs.iter().for_each(|addr| view::interface_of(addr).hash(&mut hash));
     let real = fs::read_dir(system.sys.join("class/infiniband")).into_iter().flatten().flatten();
     let mut real: Vec<_> = real.map(|entry| entry.file_name()).collect();
@@ -73,39 +88,29 @@ fn name(addrs: &[IpAddr], speed: PortSpeed, system: &System<'_>) -> String {
     format!("nobounce-view-{}-{:016x}", user(), hash.finish())
 }
 
-fn make_at(root: &Path, addrs: &[IpAddr], speed: PortSpeed, system: &System<'_>) -> io::Result<PathBuf> {
-    if let Ok(found) = fs::symlink_metadata(root) {
-        return use_found(root, &found);
+fn make_at(
+    parent: &Path,
+    name: &str,
+    addrs: &[IpAddr],
+    speed: PortSpeed,
+    system: &System<'_>,
+) -> io::Result<PathBuf> {
+    let shared = SharedDir::open(parent, OF_SYSTEM.iter().any(|path| parent == Path::new(path)))?;
+    let root = shared.path_of(name);
+    if root.as_os_str().len() > LONGEST_PATH {
+        return Err(io::Error::other(format!("the path of a view has at most {LONGEST_PATH} bytes")));
     }
-    // Renamed when it is complete: other processes see all of it or nothing. The name is random:
-    // containers that share /dev/shm have the same process IDs.
-    let mut partly = root.as_os_str().to_owned();
-    partly.push(format!(".{:016x}", RandomState::new().build_hasher().finish()));
-    let partly = PathBuf::from(partly);
-    DirBuilder::new().mode(0o700).create(&partly)?;
-    let made = view::make(&partly, addrs, speed, system).and_then(|()| fs::rename(&partly, root));
-    if let Err(error) = made {
-        let _ = fs::remove_dir_all(&partly); // the first error is the one to tell
-        // Another process was faster.
-        return match fs::symlink_metadata(root) {
-            Ok(found) => use_found(root, &found),
-            Err(_) => Err(error),
-        };
+    if shared.look(name)? != Found::Whole {
+        // Containers that share /dev/shm have the same process IDs.
+        let random = RandomState::new().build_hasher().finish();
+        shared.make(name, random, |root| view::make(root, addrs, speed, system))?;
     }
-    Ok(root.to_owned())
-}
-
-/// A folder that exists, if no other user can have made or changed it.
-fn use_found(root: &Path, found: &fs::Metadata) -> io::Result<PathBuf> {
-    if found.is_dir() && found.uid() == user() && found.mode() & 0o077 == 0 {
-        return Ok(root.to_owned());
-    }
-    Err(io::Error::other(format!("{} is not a private directory of this user", root.display())))
+    Ok(root)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
     use super::*;
 
@@ -167,6 +172,50 @@ mod tests {
         symlink(&elsewhere, &root).unwrap();
         let error = made_in(std::slice::from_ref(&parent)).unwrap_err();
         assert!(error.contains("is not a private directory") && error.contains("/dev/shm"), "{error}");
+        for folder in [parent, second] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_view_that_lost_files_is_made_again() {
+        let parent = folder("lost");
+        let root = made_in(std::slice::from_ref(&parent)).unwrap();
+        let node_type = root.join("sys/class/infiniband/nb0/node_type");
+        // What systemd-tmpfiles leaves after ten days: folders without files.
+        for file in [&node_type, &root.join(".complete")] {
+            fs::remove_file(file).unwrap();
+        }
+        assert_eq!(made_in(std::slice::from_ref(&parent)), Ok(root));
+        assert!(node_type.exists());
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 1);
+        fs::remove_dir_all(parent).unwrap();
+    }
+
+    #[test]
+    fn a_parent_of_another_user_is_not_used() {
+        if user() != 0 {
+            return; // only root can make one
+        }
+        let (parent, second) = (folder("foreign"), folder("own"));
+        std::os::unix::fs::chown(&parent, Some(4321), None).unwrap();
+        let root = made_in(&[parent.clone(), second.clone()]).unwrap();
+        assert!(root.starts_with(&second));
+        assert_eq!(fs::metadata(&root).unwrap().uid(), 0);
+        let error = made_in(std::slice::from_ref(&parent)).unwrap_err();
+        assert!(error.contains("another user (4321)"), "{error}");
+        for folder in [parent, second] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_path_that_programs_cannot_take_is_not_used() {
+        let (parent, second) = (folder("long"), folder("short"));
+        let long = (0..3).fold(parent.clone(), |path, _| path.join("x".repeat(200)));
+        fs::create_dir_all(&long).unwrap();
+        assert!(made_in(&[long.clone(), second.clone()]).unwrap().starts_with(&second));
+        assert!(made_in(&[long]).unwrap_err().contains("at most 512 bytes"));
         for folder in [parent, second] {
             fs::remove_dir_all(folder).unwrap();
         }
