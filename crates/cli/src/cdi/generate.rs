@@ -1,8 +1,7 @@
 //! `nobounce cdi generate`.
 
-use std::ffi::OsStr;
-use std::fs;
-use std::io::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Write as _};
 use std::net::IpAddr;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
@@ -37,9 +36,23 @@ pub(super) fn main(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A directory that all users can read, whatever the mask is.
+fn create_folder(folder: &Path) -> std::io::Result<()> {
+    if folder.as_os_str().is_empty() || folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = folder.parent() {
+        create_folder(parent)?;
+    }
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        made => made.and_then(|()| fs::set_permissions(folder, fs::Permissions::from_mode(0o755))),
+    }
+}
+
 /// Copies the libraries. Each is renamed into place: running containers keep the former one.
 fn install(from: &Path, to: &Path) -> std::io::Result<()> {
-    fs::create_dir_all(to)?;
+    create_folder(to)?;
     fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -60,16 +73,20 @@ fn install(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Renamed into place: an engine reads a complete file or none.
+/// Renamed into place: an engine reads a complete file or none. All users can read it.
 fn write(out: &Path, text: &str) -> std::io::Result<()> {
-    if let Some(folder) = out.parent() {
-        fs::create_dir_all(folder)?;
-    }
+    create_folder(out.parent().unwrap_or(Path::new("")))?;
     // Engines read files that end in .json or .yaml.
     let mut partly = out.as_os_str().to_owned();
     partly.push(format!(".{}", std::process::id()));
-    fs::write(&partly, text)?;
-    fs::rename(&partly, out).inspect_err(|_| {
+    // Left by a killed process of the same ID, or a link that leads elsewhere.
+    let _ = fs::remove_file(&partly);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&partly)?;
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(0o644)))
+        .and_then(|()| fs::rename(&partly, out));
+    written.inspect_err(|_| {
         let _ = fs::remove_file(&partly); // the first error is the one to tell
     })
 }
@@ -94,13 +111,19 @@ fn spec(args: &GenerateArgs, dropin: &Path) -> anyhow::Result<Spec> {
         host_path: dropin.to_str().context("the path of the drop-in libraries is not UTF-8")?.to_owned(),
         container_path: inside.to_owned(),
         options: ["ro", "nosuid", "nodev", "rbind"].map(str::to_owned).to_vec(),
+        kind: String::new(), // 0.4.0 and later only
     };
     let device = |name: String, addrs: &[&str]| {
-        let is_local = |addr: &&str| addr.parse::<IpAddr>().is_ok_and(|addr| addr.is_loopback());
+        let is_local =
+            |addr: &&str| *addr == "lo" || addr.parse::<IpAddr>().is_ok_and(|addr| addr.is_loopback());
         let set = container::variables(dropin, Path::new(inside), addrs.len(), addrs.iter().all(is_local));
         let set = set.into_iter().map(|(name, value)| format!("{name}={value}"));
         let env = set.chain([format!("NOBOUNCE_ADDR={}", addrs.join(","))]).chain(args.env.iter().cloned());
-        Device { name, container_edits: Edits { env: env.collect(), mounts: Vec::new() } }
+        Device {
+            name,
+            container_edits: Edits { env: env.collect(), ..Edits::default() },
+            ..Device::default()
+        }
     };
     let single = addrs.iter().enumerate().map(|(number, addr)| device(format!("nb{number}"), &[addr]));
     let all = [device("all".to_owned(), &addrs)];
@@ -119,13 +142,10 @@ fn check_name(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The ending that engines look for.
-pub(super) fn is_json(path: &Path) -> bool {
-    path.extension() == Some(OsStr::new("json"))
-}
-
 #[cfg(test)]
 mod tests {
+    use nobounce_dropin::view::System;
+
     use super::*;
 
     fn args(addr: &str) -> GenerateArgs {
@@ -182,6 +202,45 @@ mod tests {
         for folder in [from, to] {
             fs::remove_dir_all(folder).unwrap();
         }
+    }
+
+    #[test]
+    fn loopback_has_no_variables_of_a_network() {
+        let set = |addr: &str| {
+            let spec = spec(&args(addr), Path::new("/x")).unwrap();
+            spec.devices[0].container_edits.variable("I_MPI_OFI_PROVIDER").map(str::to_owned)
+        };
+        for addr in ["lo", "127.0.0.1", "::1", "lo,127.0.0.2"] {
+            assert_eq!(set(addr), None, "{addr}");
+        }
+        if !System::here().has_adapters() {
+            assert_eq!(set("eth0").as_deref(), Some("verbs"));
+        }
+    }
+
+    #[test]
+    fn the_file_is_public_whole_or_absent() {
+        let folder = std::env::temp_dir().join(format!("cdi-write-{}", std::process::id()));
+        let out = folder.join("etc/cdi/nobounce.json");
+        // SAFETY: takes a number. Tests of this process that run meanwhile set modes themselves.
+        let mask = unsafe { libc::umask(0o077) };
+        let first = write(&out, "first");
+        // What another process has put there.
+        fs::write(folder.join("victim"), "mine").unwrap();
+        symlink(folder.join("victim"), folder.join(format!("etc/cdi/nobounce.json.{}", std::process::id())))
+            .unwrap();
+        let second = write(&out, "second");
+        // SAFETY: as above.
+        unsafe { libc::umask(mask) };
+        first.and(second).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&out), mode(&folder.join("etc/cdi")), mode(&folder)), (0o644, 0o755, 0o755));
+        assert_eq!(fs::read_to_string(&out).unwrap(), "second");
+        assert_eq!(fs::read_to_string(folder.join("victim")).unwrap(), "mine");
+        fs::create_dir(folder.join("etc/cdi/folder.json")).unwrap();
+        write(&folder.join("etc/cdi/folder.json"), "third").unwrap_err();
+        assert_eq!(fs::read_dir(folder.join("etc/cdi")).unwrap().count(), 2);
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -5,7 +5,9 @@ pub(crate) mod args;
 mod check;
 mod generate;
 mod rootfs;
+mod rules;
 mod spec;
+mod yaml;
 
 use std::process::ExitCode;
 

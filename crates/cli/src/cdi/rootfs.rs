@@ -1,31 +1,58 @@
 //! Whether the C library of an image can load the drop-in libraries.
 
-use std::fs;
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Folders of libraries in images, for the architecture of this command.
-const FOLDERS: [&str; 6] = if cfg!(target_arch = "aarch64") {
-    ["usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib"]
-} else {
-    ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib"]
-};
+/// Folders of libraries in images.
+const FOLDERS: [&str; 8] = [
+    "usr/lib/x86_64-linux-gnu",
+    "lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "lib64",
+    "usr/lib",
+    "lib",
+];
+/// Architectures in the names of musl's loader.
+const MUSL: [&str; 8] = ["x86_64", "aarch64", "i386", "armhf", "armv7", "powerpc64le", "riscv64", "s390x"];
+/// A larger file is no C library.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// A version of glibc, as 2.36.
 type Version = (u32, u32);
 
 /// What keeps a container of this root file system from loading the libraries.
 pub(super) fn problems(root: &Path, libraries: &[PathBuf]) -> Vec<String> {
-    if !root.is_dir() {
-        return vec![format!("{}: no such directory", root.display())];
-    }
-    let Some(libc) = find(root, "libc.so.6") else {
-        return vec![without_glibc(root)];
+    let image = match Image::open(root) {
+        Ok(image) => image,
+        Err(error) => return vec![format!("{}: {error}", root.display())],
     };
+    // The machine of all of them is the same: they were built at one time.
+    let wanted = libraries.iter().find_map(|library| machine(&fs::read(library).ok()?));
+    let found = match image.find_libc(wanted) {
+        Ok(found) => found,
+        Err(error) => return vec![format!("{}: {error}", root.display())],
+    };
+    let Some((path, libc)) = found else { return vec![image.without_glibc()] };
+    if let (Some(has), Some(wanted)) = (machine(&libc), wanted)
+        && has != wanted
+    {
+        return vec![format!(
+            "{path} is for {}, the libraries are for {}: use an image for the architecture of this machine",
+            name_of(has),
+            name_of(wanted)
+        )];
+    }
     let Some(has) = newest(&libc) else {
-        return vec![format!("{} is no glibc: the drop-in libraries need one", libc.display())];
+        return vec![format!("{path} is no glibc: the drop-in libraries need one")];
     };
     let too_old = libraries.iter().filter_map(|library| {
-        let needs = newest(library).filter(|needs| *needs > has)?;
+        let needs = newest(&fs::read(library).ok()?).filter(|needs| *needs > has)?;
         Some(format!(
             "{} needs glibc {}.{}, the image has {}.{}: use a newer base image, or build nobounce on an older system",
             library.display(),
@@ -38,39 +65,106 @@ pub(super) fn problems(root: &Path, libraries: &[PathBuf]) -> Vec<String> {
     too_old.collect()
 }
 
-fn without_glibc(root: &Path) -> String {
-    let musl = fs::read_dir(root.join("lib")).into_iter().flatten().flatten();
-    let musl = musl.filter_map(|entry| entry.file_name().into_string().ok());
-    let musl = musl.into_iter().find(|name| name.starts_with("ld-musl-"));
-    match musl {
-        Some(loader) => format!(
-            "the image uses musl (lib/{loader}), which cannot load libraries built for glibc: every program in the container would \
-             end with \"Error loading shared library ld-linux-x86-64.so.2\". Use an image with glibc, such as one of Debian, Ubuntu, Fedora or UBI"
-        ),
-        None => format!(
-            "{} has no libc.so.6: its programs are static, or of another architecture, and do not load the libraries",
-            root.display()
-        ),
+/// A root file system. Links in it lead to files in it, as in the container.
+struct Image<'a> {
+    path: &'a Path,
+    root: File,
+}
+
+impl<'a> Image<'a> {
+    fn open(path: &'a Path) -> io::Result<Self> {
+        let root = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path)?;
+        Ok(Self { path, root })
+    }
+
+    /// A file below the root.
+    fn file(&self, path: &str) -> io::Result<File> {
+        let path = CString::new(path)?;
+        // SAFETY: zeros are valid: no flags.
+        let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+        // A FIFO must not block.
+        how.flags = u64::from((libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK).cast_unsigned());
+        how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
+        // SAFETY: an open descriptor, a C string, and a structure of the given size.
+        let opened = unsafe {
+            libc::syscall(
+                libc::SYS_openat2,
+                self.root.as_raw_fd(),
+                path.as_ptr(),
+                &raw const how,
+                size_of::<libc::open_how>(),
+            )
+        };
+        let opened = i32::try_from(opened).unwrap_or(-1);
+        if opened < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call returned a new descriptor.
+        Ok(unsafe { File::from_raw_fd(opened) })
+    }
+
+    /// The C library for this machine, otherwise one for another machine: its path and bytes.
+    fn find_libc(&self, wanted: Option<u16>) -> io::Result<Option<(String, Vec<u8>)>> {
+        let mut other = None;
+        for folder in FOLDERS {
+            let path = format!("{folder}/libc.so.6");
+            let file = match self.file(&path) {
+                Ok(file) => file,
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                    return Err(io::Error::other("this check needs Linux 5.6 or later (openat2)"));
+                }
+                Err(_) => continue,
+            };
+            if !file.metadata().is_ok_and(|facts| facts.is_file()) {
+                continue;
+            }
+            let mut bytes = Vec::new();
+            file.take(MOST_BYTES).read_to_end(&mut bytes)?;
+            let path = self.path.join(path).display().to_string();
+            if wanted.is_none() || machine(&bytes) == wanted {
+                return Ok(Some((path, bytes)));
+            }
+            other = other.or(Some((path, bytes)));
+        }
+        Ok(other)
+    }
+
+    fn without_glibc(&self) -> String {
+        let names = MUSL.iter().map(|machine| format!("lib/ld-musl-{machine}.so.1"));
+        match names.into_iter().find(|name| self.file(name).is_ok()) {
+            Some(loader) => format!(
+                "the image uses musl ({loader}), which cannot load libraries built for glibc: every program in the container would \
+                 end with \"Error loading shared library ld-linux-x86-64.so.2\". Use an image with glibc, such as one of Debian, Ubuntu, Fedora or UBI"
+            ),
+            None => format!(
+                "{} has no libc.so.6: its programs are static, or of another architecture, and do not load the libraries",
+                self.path.display()
+            ),
+        }
     }
 }
 
-/// A library in one of the folders. Links are followed within the image.
-fn find(root: &Path, name: &str) -> Option<PathBuf> {
-    FOLDERS.iter().map(|folder| root.join(folder).join(name)).find_map(|path| {
-        let target = fs::read_link(&path).ok().filter(|target| target.is_absolute());
-        let path = match target {
-            Some(target) => root.join(target.strip_prefix("/").ok()?),
-            None => path,
-        };
-        path.is_file().then_some(path)
-    })
+/// `e_machine` of an ELF file; None for anything else. All architectures that we know are
+/// little-endian.
+fn machine(file: &[u8]) -> Option<u16> {
+    let header = file.get(..20).filter(|header| header.starts_with(b"\x7fELF"))?;
+    Some(u16::from_le_bytes([header[18], header[19]]))
+}
+
+fn name_of(machine: u16) -> String {
+    match machine {
+        libc::EM_386 => "x86 (32 bits)".to_owned(),
+        libc::EM_X86_64 => "x86-64".to_owned(),
+        libc::EM_ARM => "ARM (32 bits)".to_owned(),
+        libc::EM_AARCH64 => "aarch64".to_owned(),
+        other => format!("machine {other}"),
+    }
 }
 
 /// The highest version of glibc's interface that is named in a file: what glibc has, or what a
 /// library needs.
-fn newest(file: &Path) -> Option<Version> {
+fn newest(bytes: &[u8]) -> Option<Version> {
     const MARK: &[u8] = b"GLIBC_";
-    let bytes = fs::read(file).ok()?;
     let versions = bytes.windows(MARK.len()).enumerate().filter(|(_, window)| *window == MARK);
     versions.filter_map(|(at, _)| version(&bytes[at + MARK.len()..])).max()
 }
@@ -86,10 +180,13 @@ fn version(text: &[u8]) -> Option<Version> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     fn image(name: &str, files: &[(&str, &[u8])]) -> PathBuf {
         let root = std::env::temp_dir().join(format!("rootfs-{name}-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
         for (path, bytes) in files {
             let path = root.join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -98,13 +195,30 @@ mod tests {
         root
     }
 
+    /// An ELF file of this machine as far as it is read.
+    fn elf(machine: u16, text: &[u8]) -> Vec<u8> {
+        let mut bytes = b"\x7fELF".to_vec();
+        bytes.resize(18, 0);
+        bytes.extend(machine.to_le_bytes());
+        bytes.extend(text);
+        bytes
+    }
+
+    const OURS: u16 = libc::EM_X86_64;
+
+    fn library(name: &str) -> (PathBuf, [PathBuf; 1]) {
+        let text = elf(OURS, b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_PRIVATE\0");
+        let folder = image(name, &[("lib.so", &text)]);
+        (folder.clone(), [folder.join("lib.so")])
+    }
+
     #[test]
     fn libraries_and_images_are_compared() {
-        let ours = image("ours", &[("lib.so", b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_PRIVATE\0")]);
-        let libraries = [ours.join("lib.so")];
-        let folder = FOLDERS[0];
-        let new = image("new", &[(&format!("{folder}/libc.so.6"), b"GLIBC_2.2.5\0GLIBC_2.41\0")]);
-        let old = image("old", &[("usr/lib/libc.so.6", b"GLIBC_2.2.5\0GLIBC_2.31\0")]);
+        let (ours, libraries) = library("ours");
+        let (newer, older) =
+            (elf(OURS, b"GLIBC_2.2.5\0GLIBC_2.41\0"), elf(OURS, b"GLIBC_2.2.5\0GLIBC_2.31\0"));
+        let new = image("new", &[("usr/lib/x86_64-linux-gnu/libc.so.6", &newer)]);
+        let old = image("old", &[("usr/lib/libc.so.6", &older)]);
         let musl = image("musl", &[("lib/ld-musl-x86_64.so.1", b"")]);
         let empty = image("empty", &[("bin/static", b"")]);
         assert!(problems(&new, &libraries).is_empty());
@@ -112,17 +226,50 @@ mod tests {
         assert!(told(&old).contains("needs glibc 2.34, the image has 2.31"), "{}", told(&old));
         assert!(told(&musl).contains("musl") && told(&musl).contains("Debian"), "{}", told(&musl));
         assert!(told(&empty).contains("no libc.so.6"), "{}", told(&empty));
-        assert!(told(Path::new("/no/such")).contains("no such directory"));
+        assert!(told(Path::new("/no/such")).contains("No such file or directory"));
         for root in [ours, new, old, musl, empty] {
             fs::remove_dir_all(root).unwrap();
         }
     }
 
     #[test]
-    fn an_absolute_link_is_one_of_the_image() {
-        let root = image("link", &[("usr/lib/real.so", b"GLIBC_2.40\0")]);
-        std::os::unix::fs::symlink("/usr/lib/real.so", root.join("usr/lib/libc.so.6")).unwrap();
-        assert_eq!(find(&root, "libc.so.6"), Some(root.join("usr/lib/real.so")));
-        fs::remove_dir_all(root).unwrap();
+    fn an_image_for_another_machine_is_refused() {
+        let (ours, libraries) = library("machine");
+        let (arm, x86) = (elf(libc::EM_AARCH64, b"GLIBC_2.41\0"), elf(libc::EM_386, b"GLIBC_2.41\0"));
+        let fedora = image("fedora", &[("usr/lib64/libc.so.6", &arm)]);
+        let debian = image("debian", &[("usr/lib/aarch64-linux-gnu/libc.so.6", &arm)]);
+        for root in [&fedora, &debian] {
+            let told = problems(root, &libraries).join("\n");
+            assert!(told.contains("is for aarch64, the libraries are for x86-64"), "{told}");
+        }
+        // One for 32 bits may lie beside the right one.
+        let both =
+            image("both", &[("lib/libc.so.6", &x86), ("usr/lib/libc.so.6", &elf(OURS, b"GLIBC_2.41\0"))]);
+        assert_eq!(problems(&both, &libraries), [""; 0]);
+        for root in [ours, fedora, debian, both] {
+            fs::remove_dir_all(root).unwrap();
+        }
+    }
+
+    #[test]
+    fn links_lead_to_files_of_the_image() {
+        let (ours, libraries) = library("links");
+        let libc = elf(OURS, b"GLIBC_2.40\0");
+        let root = image("link", &[("usr/lib/real.so", &libc), ("opt/lib/libc.so.6", &libc)]);
+        symlink("/usr/lib/real.so", root.join("usr/lib/libc.so.6")).unwrap();
+        assert!(problems(&root, &libraries).is_empty());
+        // A link to a folder: the host has one of that name, too.
+        let outside = image("outside", &[("libc.so.6", &libc)]);
+        let escaping = image("escaping", &[("usr/bin/sh", b"")]);
+        symlink(&outside, escaping.join("lib64")).unwrap();
+        symlink("../../../../../../../..".to_owned() + outside.to_str().unwrap(), escaping.join("lib"))
+            .unwrap();
+        assert!(problems(&escaping, &libraries)[0].contains("no libc.so.6"));
+        symlink("/opt/lib", root.join("lib64")).unwrap();
+        fs::remove_file(root.join("usr/lib/libc.so.6")).unwrap();
+        assert!(problems(&root, &libraries).is_empty());
+        for root in [ours, root, outside, escaping] {
+            fs::remove_dir_all(root).unwrap();
+        }
     }
 }
