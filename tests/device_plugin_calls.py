@@ -1,4 +1,5 @@
 """What the kubelet asks a device plugin, right and wrong."""
+import json
 import os
 import signal
 import socket
@@ -54,6 +55,21 @@ class Calls(Case):
             self.next_list(health)
             self.end(process, signal.SIGTERM)
             self.kubelet.stop()
+
+    def test_health_follows_the_libraries(self):
+        libraries = os.path.join(self.folder, "libraries")
+        os.makedirs(libraries)
+        open(os.path.join(libraries, "libibverbs.so.1"), "w").close()
+        with open(os.path.join(self.cdi, "nobounce.json"), "w") as file:
+            json.dump({"cdiVersion": "0.5.0", "kind": "nobounce.dev/nic", "devices": [{"name": "nb0"}],
+                       "containerEdits": {"mounts": [{"hostPath": libraries, "containerPath": "/opt/nb"}]}}, file)
+        process, _ = self.registered_plugin("--count", "2")
+        self.next_list("Healthy", 2)
+        os.rename(libraries, libraries + "-gone")
+        self.next_list("Unhealthy", 2)
+        self.assertLogged(process, "where nothing is")
+        os.rename(libraries + "-gone", libraries)
+        self.next_list("Healthy", 2)
 
     def test_options(self):
         _, plugin = self.registered_plugin()

@@ -102,6 +102,18 @@ class Life(Case):
         self.assertLogged(second, "registered with the kubelet")
         self.assertLogged(second, "another process serves")
 
+    def test_a_process_that_takes_no_connection_does_not_stop_it(self):
+        path = os.path.join(self.plugins, "nobounce-nobounce.dev_nic.sock")
+        with socket.socket(socket.AF_UNIX) as stopped, socket.socket(socket.AF_UNIX) as waiting:
+            stopped.bind(path)
+            stopped.listen(0)
+            waiting.connect(path)  # the queue is full
+            process = self.start()
+            self.assertLogged(process, "another process serves")
+        self.kubelet.start(clear=False)
+        self.kubelet.registered()
+        self.assertEqual(self.end(process, signal.SIGTERM), 0)
+
     def test_wrong_usage(self):
         for part, *options in [
             ("a resource needs a domain", "--resource", "nic"),

@@ -1,7 +1,9 @@
 """The manifests of kubernetes/ against the published schema, and against the plugin."""
 import glob
+import json
 import os
 import subprocess
+import tempfile
 import unittest
 
 import kubernetes_validate
@@ -45,17 +47,50 @@ class Manifests(unittest.TestCase):
         # The plugin itself refuses wrong arguments before it prints its help.
         command = [os.environ["DEVICE_PLUGIN"], *container["command"][1:], *container.get("args", []), "--version"]
         self.assertEqual(subprocess.run(command, capture_output=True, timeout=20).returncode, 0)
+        self.assert_little_privilege(pod, container)
+        paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+        self.assertEqual(sorted(paths.values()), ["/etc/cdi", "/opt/nobounce", "/var/lib/kubelet/device-plugins", "/var/run/cdi"])
+        mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+        self.assertEqual(mounts, {"/etc/cdi": True, "/opt/nobounce": True, "/var/lib/kubelet/device-plugins": False, "/var/run/cdi": True})
+        for mount in container["volumeMounts"]:
+            self.assertEqual(mount["mountPath"], paths[mount["name"]])
+
+    def assert_little_privilege(self, pod, container):
         context = container["securityContext"]
         self.assertEqual(context["capabilities"], {"drop": ["ALL"]})
         self.assertTrue(context["readOnlyRootFilesystem"])
         self.assertFalse(context["allowPrivilegeEscalation"])
         self.assertFalse(context.get("privileged", False))
         self.assertEqual(pod["securityContext"]["seccompProfile"], {"type": "RuntimeDefault"})
-        paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
-        self.assertEqual(sorted(paths.values()), ["/etc/cdi", "/var/lib/kubelet/device-plugins", "/var/run/cdi"])
-        for mount in container["volumeMounts"]:
-            self.assertEqual(mount["mountPath"], paths[mount["name"]])
-            self.assertEqual(mount.get("readOnly", False), "cdi" in mount["mountPath"])
+
+    def test_the_init_container_installs_what_the_plugin_offers(self):
+        [document] = documents("device-plugin.yaml")
+        pod = pod_of(document)
+        [init], [container] = pod["initContainers"], pod["containers"]
+        self.assert_little_privilege(pod, init)
+        self.assertEqual(init["image"], container["image"])
+        # Its command, run on folders that stand for the host's.
+        with tempfile.TemporaryDirectory() as folder:
+            inside = {}
+            paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+            for mount in init["volumeMounts"]:
+                self.assertEqual(mount["mountPath"], paths[mount["name"]])
+                self.assertFalse(mount.get("readOnly", False))
+                inside[mount["mountPath"]] = folder + mount["mountPath"]
+                os.makedirs(inside[mount["mountPath"]])
+            arguments = []
+            for argument in init["args"]:
+                option, _, path = argument.partition("=")
+                [at] = [at for at in inside if path.startswith(at + "/")] if path else [None]
+                arguments.append(f"{option}={folder}{path}" if at else argument)
+            subprocess.run([os.environ["NOBOUNCE"], *arguments], check=True, capture_output=True, timeout=60)
+            [out] = [argument.removeprefix("--out=") for argument in arguments if argument.startswith("--out=")]
+            with open(out) as file:
+                written = json.load(file)
+            [mount] = written["containerEdits"]["mounts"]
+            self.assertTrue(mount["hostPath"].startswith(inside["/opt/nobounce"]))
+            for library in next(set_ for set_ in written["devices"][0]["containerEdits"]["env"] if set_.startswith("LD_PRELOAD=")).partition("=")[2].split(":"):
+                self.assertTrue(os.path.isfile(mount["hostPath"] + library.removeprefix(mount["containerPath"])), library)
 
     def test_requests(self):
         resources = [container["resources"]["limits"] for document in documents("pod-two-ranks.yaml") if document["kind"] == "Job"

@@ -1,7 +1,8 @@
-//! Whether the node has a CDI file that defines the device.
+//! Whether the node has a CDI file that defines the device, and the folders that it mounts.
 //!
-//! The container runtime reads these files when it creates a container. Without the definition it
-//! refuses the container, so devices are advertised as healthy only while the definition exists.
+//! The container runtime reads these files when it creates a container. Without the definition, or
+//! without a folder that it mounts, it refuses the container, so devices are advertised as healthy
+//! only while both exist.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -49,13 +50,13 @@ pub(crate) fn find_device(device: &CdiDeviceName, directories: &[PathBuf]) -> He
             }
         };
         for file in files {
-            match read_bounded(&file).and_then(|text| defines(&text, device)) {
-                Ok(true) => here.push(file),
-                Ok(false) => {}
+            match read_bounded(&file).and_then(|text| mounts_of(&text, device)) {
+                Ok(Some(mounts)) => here.push((file, mounts)),
+                Ok(None) => {}
                 Err(error) => unreadable.push(format!("{}: {error}", file.display())),
             }
         }
-        if let [first, second, ..] = here.as_slice() {
+        if let [(first, _), (second, _), ..] = here.as_slice() {
             return Health::Unhealthy(format!(
                 "{device} is defined twice, in {} and in {}, and container runtimes then refuse it; \
                  remove one of the files",
@@ -65,7 +66,26 @@ pub(crate) fn find_device(device: &CdiDeviceName, directories: &[PathBuf]) -> He
         }
         found = here.pop().or(found);
     }
-    found.map_or_else(|| Health::Unhealthy(not_found(device, directories, &unreadable)), Health::Healthy)
+    let Some((file, mounts)) = found else {
+        return Health::Unhealthy(not_found(device, directories, &unreadable));
+    };
+    match mounts.iter().find(|path| !has_content(path)) {
+        None => Health::Healthy(file),
+        Some(path) => Health::Unhealthy(format!(
+            "{} mounts {}, where nothing is; install nobounce there, or mount that folder into the plugin's container, too",
+            file.display(),
+            path.display()
+        )),
+    }
+}
+
+/// Whether a container would find anything at a path of this node.
+fn has_content(path: &Path) -> bool {
+    match fs::read_dir(path) {
+        Ok(mut entries) => entries.next().is_some(),
+        // A file, or a folder that only others may read.
+        Err(_) => fs::metadata(path).is_ok(),
+    }
 }
 
 fn not_found(device: &CdiDeviceName, directories: &[PathBuf], unreadable: &[String]) -> String {
@@ -119,12 +139,25 @@ enum Level {
     Sequence,
 }
 
-/// Whether the text of a CDI file defines the device. JSON is read as YAML, as container runtimes do.
+/// What a CDI file says so far.
+#[derive(Default)]
+struct Contents {
+    is_kind: bool,
+    /// Folders that all devices mount, and those of the device that is asked for.
+    common: Vec<PathBuf>,
+    own: Option<Vec<PathBuf>>,
+    /// The device that is being read.
+    name: String,
+    mounts: Vec<PathBuf>,
+}
+
+/// The folders of this node that the device mounts; None where the text of a CDI file does not
+/// define it. JSON is read as YAML, as container runtimes do.
 ///
 /// Works on parser events: anchors are not expanded, so a small file cannot occupy much memory.
-fn defines(text: &str, device: &CdiDeviceName) -> io::Result<bool> {
+fn mounts_of(text: &str, device: &CdiDeviceName) -> io::Result<Option<Vec<PathBuf>>> {
     let mut levels: Vec<Level> = Vec::new();
-    let (mut is_kind, mut has_device) = (false, false);
+    let mut contents = Contents::default();
     for event in Parser::new_from_str(text) {
         let (event, _) = event.map_err(io::Error::other)?;
         match event {
@@ -133,15 +166,7 @@ fn defines(text: &str, device: &CdiDeviceName) -> io::Result<bool> {
                     *key = Some(value.into_owned());
                     continue;
                 }
-                match levels.as_slice() {
-                    [Level::Mapping(Some(key))] if key == "kind" => is_kind = value == device.kind,
-                    [Level::Mapping(Some(list)), Level::Sequence, Level::Mapping(Some(key))]
-                        if list == "devices" && key == "name" =>
-                    {
-                        has_device |= value == device.name;
-                    }
-                    _ => {}
-                }
+                contents.take(&place(&levels), &value, device);
                 end_value(&mut levels);
             }
             Event::Alias(_) => end_value(&mut levels),
@@ -149,6 +174,9 @@ fn defines(text: &str, device: &CdiDeviceName) -> io::Result<bool> {
             Event::SequenceStart(..) => levels.push(Level::Sequence),
             Event::MappingEnd | Event::SequenceEnd => {
                 levels.pop();
+                if place(&levels) == ["devices", ""] {
+                    contents.end_device(device);
+                }
                 end_value(&mut levels);
             }
             // Runtimes read the first document only.
@@ -156,7 +184,38 @@ fn defines(text: &str, device: &CdiDeviceName) -> io::Result<bool> {
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) => {}
         }
     }
-    Ok(is_kind && has_device)
+    let Contents { is_kind, common, own, .. } = contents;
+    Ok(own.filter(|_| is_kind).map(|own| common.into_iter().chain(own).collect()))
+}
+
+/// The keys that lead to a value; a sequence is empty. A value that is a key itself has none.
+fn place(levels: &[Level]) -> Vec<&str> {
+    let names = levels.iter().map(|level| match level {
+        Level::Mapping(key) => key.as_deref().unwrap_or("?"),
+        Level::Sequence => "",
+    });
+    names.collect()
+}
+
+impl Contents {
+    fn take(&mut self, place: &[&str], value: &str, device: &CdiDeviceName) {
+        // Of another type, such as tmpfs, a mount has no folder.
+        let folder = || Some(PathBuf::from(value)).filter(|path| path.is_absolute());
+        match place {
+            ["kind"] => self.is_kind = value == device.kind,
+            ["devices", "", "name"] => value.clone_into(&mut self.name),
+            ["containerEdits", "mounts", "", "hostPath"] => self.common.extend(folder()),
+            ["devices", "", "containerEdits", "mounts", "", "hostPath"] => self.mounts.extend(folder()),
+            _ => {}
+        }
+    }
+
+    fn end_device(&mut self, device: &CdiDeviceName) {
+        let mounts = std::mem::take(&mut self.mounts);
+        if std::mem::take(&mut self.name) == device.name {
+            self.own = Some(mounts);
+        }
+    }
 }
 
 /// After a value the enclosing mapping expects a key, after a key that is not a scalar a value.
@@ -176,6 +235,10 @@ mod tests {
 
     fn device(name: &str) -> CdiDeviceName {
         format!("nobounce.dev/nic={name}").parse().unwrap()
+    }
+
+    fn defines(text: &str, device: &CdiDeviceName) -> io::Result<bool> {
+        Ok(mounts_of(text, device)?.is_some())
     }
 
     fn reason(health: &Health) -> &str {
@@ -218,6 +281,30 @@ mod tests {
         ] {
             assert!(!defines(text, &device("nb0")).unwrap(), "{text}");
         }
+    }
+
+    #[test]
+    fn folders_that_are_mounted_have_to_exist() {
+        let text = "kind: nobounce.dev/nic\ncontainerEdits: {mounts: [{hostPath: /a, containerPath: /x}, {hostPath: tmpfs}]}\n\
+                    devices:\n- containerEdits: {mounts: [{hostPath: /b}]}\n  name: nb0\n- name: nb1\n";
+        let mounts = |name| mounts_of(text, &device(name)).unwrap().unwrap();
+        assert_eq!(mounts("nb0"), ["/a", "/b"].map(PathBuf::from));
+        assert_eq!(mounts("nb1"), ["/a"].map(PathBuf::from));
+
+        let folder = TempDir::new("cdi-mounts");
+        let (directories, libraries) = ([folder.path("cdi")], folder.path("lib"));
+        fs::create_dir(&directories[0]).unwrap();
+        let path = libraries.display();
+        let text = format!(
+            "kind: nobounce.dev/nic\ncontainerEdits: {{mounts: [{{hostPath: {path}}}]}}\ndevices: [{{name: nb0}}]\n"
+        );
+        fs::write(directories[0].join("a.yaml"), text).unwrap();
+        let health = || find_device(&device("nb0"), &directories);
+        assert!(reason(&health()).contains("where nothing is"), "{:?}", health());
+        fs::create_dir(&libraries).unwrap();
+        assert!(!health().is_healthy(), "an empty folder");
+        fs::write(libraries.join("lib.so"), "").unwrap();
+        assert!(health().is_healthy());
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl Resource {
     async fn serve(&mut self) -> Endpoint {
         let path = self.directory.join(self.name.socket_name());
         let (listener, file) = loop {
-            match SocketFile::claim(&path) {
+            match SocketFile::claim(&path).await {
                 Ok(claimed) => break claimed,
                 Err(error) => self.log.state(error.to_string()),
             }

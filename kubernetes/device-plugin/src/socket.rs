@@ -3,13 +3,17 @@
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
 
 /// Longest path of a Unix socket (`sun_path` without its terminating zero).
 pub(crate) const MAX_PATH: usize = 107;
+
+/// Longest time that a process gets to take a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Tells a file from another one with the same path. File systems reuse inode numbers at once, so
 /// the time of the last status change is a part of it.
@@ -53,14 +57,14 @@ pub(crate) struct SocketFile {
 impl SocketFile {
     /// Listens at the path. A file that a killed process has left is replaced; one that a process
     /// serves is not, so that two instances do not take the socket from each other in turns.
-    pub(crate) fn claim(path: &Path) -> Result<(UnixListener, Self), ClaimError> {
+    pub(crate) async fn claim(path: &Path) -> Result<(UnixListener, Self), ClaimError> {
         let shown = || path.display().to_string();
         let create_error = |source| ClaimError::Create { path: shown(), source };
         if let Ok(metadata) = fs::symlink_metadata(path) {
             if !metadata.file_type().is_socket() {
                 return Err(ClaimError::NotASocket(shown()));
             }
-            if net::UnixStream::connect(path).is_ok() {
+            if is_served(path).await {
                 return Err(ClaimError::Occupied(shown()));
             }
             fs::remove_file(path).map_err(create_error)?;
@@ -86,8 +90,20 @@ impl Drop for SocketFile {
     }
 }
 
+/// Whether a process listens there. Only a refusal means that none does: one that is busy or stopped
+/// has a full queue, and an attempt that blocks would stop the plugin, too.
+async fn is_served(path: &Path) -> bool {
+    let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
+    match timeout(CONNECT_TIMEOUT, UnixStream::connect(path)).await {
+        Ok(Err(error)) => !gone.contains(&error.kind()),
+        Ok(Ok(_)) | Err(_) => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net;
+
     use super::*;
     use crate::testing::TempDir;
 
@@ -98,9 +114,9 @@ mod tests {
         drop(net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
 
-        let (listener, file) = SocketFile::claim(&path).unwrap();
+        let (listener, file) = SocketFile::claim(&path).await.unwrap();
         assert!(file.is_in_place());
-        assert!(matches!(SocketFile::claim(&path), Err(ClaimError::Occupied(_))));
+        assert!(matches!(SocketFile::claim(&path).await, Err(ClaimError::Occupied(_))));
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         drop((listener, file));
         assert!(!path.exists());
@@ -110,7 +126,7 @@ mod tests {
     async fn a_file_of_another_process_is_not_removed() {
         let folder = TempDir::new("socket-replaced");
         let path = folder.path("a.sock");
-        let (_listener, file) = SocketFile::claim(&path).unwrap();
+        let (_listener, file) = SocketFile::claim(&path).await.unwrap();
         fs::remove_file(&path).unwrap();
         assert!(!file.is_in_place());
         let _other = net::UnixListener::bind(&path).unwrap();
@@ -123,9 +139,9 @@ mod tests {
     async fn other_files_and_missing_directories_are_errors() {
         let folder = TempDir::new("socket-odd");
         fs::write(folder.path("a.sock"), "text").unwrap();
-        assert!(matches!(SocketFile::claim(&folder.path("a.sock")), Err(ClaimError::NotASocket(_))));
+        assert!(matches!(SocketFile::claim(&folder.path("a.sock")).await, Err(ClaimError::NotASocket(_))));
         assert_eq!(fs::read(folder.path("a.sock")).unwrap(), b"text");
-        let missing = SocketFile::claim(&folder.path("none/a.sock")).unwrap_err();
+        let missing = SocketFile::claim(&folder.path("none/a.sock")).await.unwrap_err();
         assert!(missing.to_string().contains("--plugin-dir"), "{missing}");
     }
 }
