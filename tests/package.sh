@@ -27,6 +27,20 @@ check_bytes() {
     passed=$((passed + 1))
 }
 
+# Containers load all of them: common images have glibc 2.34, and small ones no libgcc_s.so.1.
+check_floor() { # check_floor FOLDER
+    local library newest count=0
+    for library in "$1"/*.so*; do
+        [ ! -L "$library" ] || continue
+        count=$((count + 1))
+        readelf --wide --dynamic --version-info "$library" >"$folder/client"
+        newest=$(grep -o 'GLIBC_2\.[0-9]*' "$folder/client" | sort -uV | tail -n 1)
+        [ "$(printf '%s\nGLIBC_2.34\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.34 ] || fail "$library needs $newest, containers have GLIBC_2.34"
+        ! grep 'NEEDED.*libgcc_s' "$folder/client" || fail "$library needs libgcc_s.so.1"
+    done
+    [ "$count" = 8 ] || fail "$1 has $count libraries"
+}
+
 check_contents() {
     local wanted
     dpkg-deb --field "$deb" >"$folder/client"
@@ -44,8 +58,9 @@ check_contents() {
     done
     # Debian and Ubuntu have /bin and /lib as links: a file below them would hide or replace these.
     ! grep -Ev ' root/root .* \./(usr/.*)?$' "$folder/client" || fail "contents: another owner, or not below /usr"
-    dpkg-deb --fsys-tarfile "$deb" | tar -xC "$folder" ./usr/bin/nobounce ./usr/share/man/man1/nobounce-run.1.gz ./usr/share/doc/nobounce/THIRD-PARTY.txt.gz
+    dpkg-deb --fsys-tarfile "$deb" | tar -xC "$folder" ./usr/bin/nobounce ./usr/lib/nobounce ./usr/share/man/man1/nobounce-run.1.gz ./usr/share/doc/nobounce/THIRD-PARTY.txt.gz
     ! readelf --wide --sections "$folder/usr/bin/nobounce" | grep -E '\.(symtab|debug_info)' || fail "the command is not stripped"
+    check_floor "$folder/usr/lib/nobounce"
     zcat "$folder/usr/share/man/man1/nobounce-run.1.gz" >"$folder/client"
     expect '^\.TH nobounce-run 1' "$folder/client" "man page"
     zcat "$folder/usr/share/doc/nobounce/THIRD-PARTY.txt.gz" >"$folder/client"

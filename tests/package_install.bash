@@ -15,12 +15,13 @@ copy_in() { # copy_in PROGRAM: with its libraries
     done
 }
 
-make_root() {
+make_root() { # make_root LAYOUT
     local name
     mkdir -p "$root"/usr/{bin,sbin,lib,lib64} "$root"/{dev,etc,tmp} "$root"/var/lib/dpkg/{info,updates,triggers}
-    # The layout of Debian 12 and Ubuntu 24.04.
     for name in bin sbin lib lib64; do ln -s "usr/$name" "$root/$name"; done
-    for name in sh sha256sum mkdir rm rmdir; do copy_in "$(command -v "$name")"; done
+    # Ubuntu 24.04 keeps these names of directories that were merged.
+    [ "$1" != ubuntu-24.04 ] || mkdir "$root"/{bin,lib,sbin}.usr-is-merged
+    for name in sh sha256sum mkdir rm rmdir grep; do copy_in "$(command -v "$name")"; done
     : >"$root/dev/null"
     # The libraries of the command, which is not there yet.
     copy_in "$(realpath "$nobounce")"
@@ -70,9 +71,9 @@ intact() { # intact WHAT: the file of container engines is what was generated
 check_install() {
     package --install "$deb" || fail "install"
     intact "install"
-    in_root nobounce --version || fail "installed: --version"
+    in_root /usr/bin/nobounce --version || fail "installed: --version"
     expect "^nobounce $version" "$folder/client" "installed: --version"
-    in_root nobounce cdi check || fail "installed: cdi check"
+    in_root /usr/bin/nobounce cdi check || fail "installed: cdi check"
     package --verify nobounce && [ ! -s "$folder/client" ] || fail "installed: files are not those of the package"
     passed=$((passed + 1))
 }
@@ -113,6 +114,23 @@ check_removal() {
     gone "removal"
     package --purge nobounce || fail "purge after removal"
     gone "purge after removal"
+    # A file of another installation, which was generated over that of the package.
+    package --install "$deb" || fail "third installation"
+    sed -i 's|/usr/lib/nobounce"|/opt/nobounce/lib/nobounce"|' "$cdi"
+    package --purge nobounce || fail "purge with the file of another installation"
+    expect '"hostPath": "/opt/nobounce/lib/nobounce"' "$cdi" "purge with the file of another installation"
+    rm -r "$root/etc/cdi"
+    gone "purge with the file of another installation"
+    # The scripts run the command of the package, and no other one that PATH finds first.
+    mkdir -p "$root/usr/local/bin"
+    printf '#!/bin/sh\necho other >/etc/other\n' >"$root/usr/local/bin/nobounce"
+    chmod +x "$root/usr/local/bin/nobounce"
+    PATH=/usr/local/bin:$PATH package --install "$deb" || fail "installation beside another command"
+    intact "installation beside another command"
+    [ ! -e "$root/etc/other" ] || fail "the scripts ran another command"
+    package --purge nobounce || fail "purge beside another command"
+    rm -r "$root/usr/local"
+    gone "purge beside another command"
     # A file that was there before the package.
     mkdir "$root/etc/cdi"
     echo mine >"$cdi"
@@ -126,12 +144,16 @@ check_removal() {
     passed=$((passed + 1))
 }
 
-make_root
-if "${as_root[@]}" chroot "$root" sh -c : 2>"$folder/client"; then
-    before=$(paths_of)
-    check_install
-    check_upgrades
-    check_removal
-else
-    tools/waive package-install "chroot is not permitted here: $(tail -n 1 "$folder/client")" || failed=1
-fi
+for layout in debian-12 ubuntu-24.04; do
+    make_root "$layout"
+    if "${as_root[@]}" chroot "$root" sh -c : 2>"$folder/client"; then
+        before=$(paths_of)
+        check_install
+        check_upgrades
+        check_removal
+    else
+        tools/waive package-install "chroot is not permitted here: $(tail -n 1 "$folder/client")" || failed=1
+        break
+    fi
+    rm -rf "$root"
+done
