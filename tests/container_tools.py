@@ -1,8 +1,10 @@
 """Images, networks and containers for tests/containers.py."""
+import contextlib
 import glob
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,8 @@ LIMIT = 60
 # Debian's podman starts containers only within the limits that its caller has.
 LIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]
 DEVICE = ["--device", "nobounce.dev/nic=nb0"]
+# What removes things, registered before they are made; the newest first.
+CLEANUPS = contextlib.ExitStack()
 
 
 def libraries(path):
@@ -63,6 +67,7 @@ class Networks:
     def __init__(self):
         self.names = [f"nobounce-test-{os.getpid()}-{end}" for end in "ab"]
         self.addresses = ["10.97.13.1", "10.97.13.2"]
+        CLEANUPS.callback(self.close)
         for name in self.names:
             self.ip("netns", "add", name)
         self.ip("link", "add", "eth0", "netns", self.names[0], "type", "veth", "peer", "name", "eth0", "netns", self.names[1])
@@ -94,23 +99,24 @@ class Networks:
 
 
 class Engine:
-    """podman with a storage of its own."""
+    """podman with a storage of its own, in a folder of the test."""
 
-    def __init__(self, image):
+    def __init__(self, image, folder):
         self.image = image
-        self.folder = tempfile.mkdtemp(prefix="nobounce-podman-")
+        self.folder = folder
+        CLEANUPS.callback(self.close)
         self.base = ["podman", "--root", f"{self.folder}/root", "--runroot", f"{self.folder}/run", "--runtime", "runc",
                      "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
         self.count = 0
 
-    def command(self, options, program):
+    def command(self, options, program, root=None):
         self.count += 1
         name = f"nobounce-test-{os.getpid()}-{self.count}"
-        return name, [*self.base, "run", "--rm", "--name", name, *LIMITS, *options, "--rootfs", self.image.folder, *program]
+        return name, [*self.base, "run", "--rm", "--name", name, *LIMITS, *options, "--rootfs", root or self.image.folder, *program]
 
-    def run(self, options, *program):
+    def run(self, options, *program, root=None):
         """Runs a container to its end."""
-        _, command = self.command(options, program)
+        _, command = self.command(options, program, root)
         return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
 
     def start(self, options, *program):
@@ -133,7 +139,25 @@ class Engine:
             for at in [line.split()[1] for line in mounts]:
                 if at.startswith(self.folder):
                     subprocess.run(["umount", "-l", at], capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def test_folder():
+    """A folder for everything that the tests make, removed at the end."""
+    folder = os.path.join(tempfile.gettempdir(), f"nobounce-test-{os.getpid()}")
+    CLEANUPS.callback(shutil.rmtree, folder, ignore_errors=True)
+    os.mkdir(folder)
+    return folder
+
+
+def clean_up_when_interrupted():
+    """timeout(1) ends a script by SIGTERM. unittest goes on with the next test after an exception, so this ends the process."""
+    def end(number, _):
+        for ignored in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(ignored, signal.SIG_IGN)
+        CLEANUPS.close()
+        os._exit(128 + number)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
 
 
 def until(condition, what):

@@ -4,13 +4,13 @@
 The argument is the nobounce command; names of tests may follow. tests/containers.sh gives it a mount namespace of its own.
 """
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from container_tools import DEVICE, LIMIT, Engine, Image, Networks, until
+from container_tools import CLEANUPS, DEVICE, LIMIT, ROOT, Engine, Image, Networks, clean_up_when_interrupted, test_folder, until
+from catalogue import NIXL
+from environments import Waived, virtual_environment
 from pair import Peer
 
 NOBOUNCE = os.path.abspath(sys.argv.pop(1))
@@ -21,17 +21,15 @@ LOOK = "cat /sys/class/infiniband/nb0/ports/1/gids/0 && ibv_devinfo -d nb0"
 class Containers(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.mkdtemp(prefix="nobounce-containers-")
-        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        cls.addClassCleanup(CLEANUPS.close)
+        cls.folder = test_folder()
         os.makedirs("/etc/cdi", exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "none", "/etc/cdi"], check=True)
         cls.generate("eth0")
         cls.image = Image(os.path.join(cls.folder, "image"))
         cls.image.add("sh", "cat", "id", "ls", "sleep", "ibv_devinfo", "ib_write_bw")
         cls.networks = Networks()
-        cls.addClassCleanup(cls.networks.close)
-        cls.engine = Engine(cls.image)
-        cls.addClassCleanup(cls.engine.close)
+        cls.engine = Engine(cls.image, os.path.join(cls.folder, "podman"))
 
     @staticmethod
     def generate(addr):
@@ -43,8 +41,8 @@ class Containers(unittest.TestCase):
     def in_network(self, end, *options):
         return [*DEVICE, *self.networks.option(end), *options]
 
-    def sees_device(self, *options):
-        ran = self.engine.run(self.in_network(0, *options), "sh", "-c", LOOK)
+    def sees_device(self, *options, before=":", root=None):
+        ran = self.engine.run(self.in_network(0, *options), "sh", "-c", f"{before} && {LOOK}", root=root)
         self.assertIn("0000:0000:0000:0000:0000:ffff:0a61:0d01", ran.stdout, ran)
         self.assertIn("PORT_ACTIVE", ran.stdout, ran)
         self.assertEqual(ran.stderr, "")
@@ -57,6 +55,21 @@ class Containers(unittest.TestCase):
         self.sees_device("--user", "1000", "--read-only")
         # Neither /tmp nor /run: /dev/shm is left.
         self.sees_device("--user", "65534", "--read-only", "--read-only-tmpfs=false")
+
+    def test_without_tmp(self):
+        root = os.path.join(self.folder, "without-tmp")
+        subprocess.run(["cp", "-al", self.image.folder, root], check=True)
+        for name in ("tmp", "var/tmp"):
+            os.rmdir(os.path.join(root, name))
+        for user in ("0", "1000"):
+            self.sees_device("--user", user, before="test ! -e /tmp", root=root)
+        self.sees_device("--user", "65534", "--read-only", "--read-only-tmpfs=false", before="test ! -e /tmp", root=root)
+
+    def test_seccomp(self):
+        """The default profile of the engine, which all containers here have."""
+        ran = self.engine.run(self.in_network(0, "--user", "1000"), "sh", "-c", f"cat /proc/self/status && {LOOK}")
+        self.assertIn("\nSeccomp:\t2\n", ran.stdout, ran)
+        self.assertIn("PORT_ACTIVE", ran.stdout, ran)
 
     def test_no_capabilities(self):
         self.sees_device("--user", "1000", "--cap-drop", "all", "--security-opt", "no-new-privileges")
@@ -154,9 +167,11 @@ class Containers(unittest.TestCase):
         self.assertIn(self.networks.addresses[0], said)
 
     def test_nixl(self):
-        python = os.path.join(os.environ.get("CARGO_TARGET_DIR", "target"), "clients/nixl/bin/python3")
-        if not os.path.exists(python):
-            self.skipTest("NIXL is not installed (tests/clients.sh installs it)")
+        try:
+            python = virtual_environment(NIXL)
+        except Waived as reason:
+            self.assertEqual(subprocess.run([os.path.join(ROOT, "tools/waive"), "containers-nixl", str(reason)]).returncode, 0)
+            self.skipTest(str(reason))
         base = subprocess.run([python, "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True, check=True).stdout.strip()
         venv = os.path.dirname(os.path.dirname(os.path.abspath(python)))
         for folder in (venv, os.path.join(base, "lib/python3*/lib-dynload")):
@@ -164,11 +179,19 @@ class Containers(unittest.TestCase):
         self.image.copy(os.path.realpath(python)) if base == "/usr" else None
         mounts = [word for folder in {base, venv, CLIENTS} for word in ("--volume", f"{folder}:{folder}:ro")]
         options = ["--interactive", "--user", "1000", "--shm-size", "256m", *mounts, "--env", "PYTHONDONTWRITEBYTECODE=1"]
-        peers = []
+        for mtu in (1500, 9000):
+            with self.subTest(mtu=mtu):
+                self.networks.set_mtu(mtu)
+                port = self.engine.run(self.in_network(0, "--user", "1000"), "ibv_devinfo", "-d", "nb0")
+                self.assertRegex(port.stdout, {1500: r"active_mtu:\s+1024 ", 9000: r"active_mtu:\s+4096 "}[mtu])
+                self.nixl(python, options, mtu)
+
+    def nixl(self, python, options, mtu):
+        peers, logs = [], [os.path.join(self.folder, f"{role}-{mtu}") for role in ("target", "initiator")]
         for end, role in enumerate(("target", "initiator")):
             program = [python, f"{CLIENTS}/nixl_peer.py", role, "--bytes", str(16 << 20), "--counts", "1,256", "--seconds", "0.2"]
             _, command = self.engine.command(self.in_network(end, *options), program)
-            peers.append(Peer(command, dict(os.environ), os.path.join(self.folder, role)))
+            peers.append(Peer(command, dict(os.environ), logs[end]))
             self.addCleanup(peers[end].end)
         try:
             hellos = [peer.hear(LIMIT) for peer in peers]
@@ -177,10 +200,13 @@ class Containers(unittest.TestCase):
             peers[1].tell(**hellos[0])
             results = [peers[1].hear(LIMIT) for _ in range(4)]
         except (TimeoutError, BrokenPipeError, TypeError) as error:
-            logs = [open(os.path.join(self.folder, role)).read()[-2000:] for role in ("target", "initiator")]
-            self.fail(f"{error}: {logs}")
+            self.fail(f"{error}: {[open(log).read()[-2000:] for log in logs]}")
         self.assertTrue(all(result and result["right"] for result in results), results)
         self.assertGreater(self.networks.received(0) - before, 32 << 20)
+        for peer in peers:
+            peer.end()
+        self.engine.remove_all()
 
 
+clean_up_when_interrupted()
 unittest.main(verbosity=2)
