@@ -59,6 +59,43 @@ pub struct Evidence {
     pub value: String,
 }
 
+/// A part of a fix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FixPart {
+    /// To be typed as it is, but for words in capitals and `...`.
+    Command(String),
+    /// What to do besides, or where.
+    Remark(String),
+}
+
+/// Splits a fix at its backticks.
+fn fix_parts(text: &str) -> Vec<FixPart> {
+    let parts = text.split('`').enumerate().map(|(nth, part)| match nth % 2 {
+        1 => FixPart::Command(part.to_owned()),
+        _ => FixPart::Remark(remark(part)),
+    });
+    parts.filter(|part| !matches!(part, FixPart::Remark(text) if text.is_empty())).collect()
+}
+
+/// The words between two commands as a sentence: without the marks and brackets around commands.
+fn remark(text: &str) -> String {
+    let text = text.trim_matches(|c: char| c.is_whitespace() || ",;:(".contains(c));
+    let mut depth = 0;
+    let mut closed = |c: char| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        let is_open = depth >= 0;
+        depth = depth.max(0);
+        is_open
+    };
+    let text: String = text.chars().filter(|c| closed(*c)).collect();
+    let first = text.split(' ').next().unwrap_or_default();
+    if first.is_empty() || !first.chars().all(|c| c.is_ascii_lowercase() || ",;:".contains(c)) {
+        return text;
+    }
+    text[..1].to_ascii_uppercase() + &text[1..]
+}
+
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
@@ -74,6 +111,8 @@ pub struct Finding {
     pub evidence: Vec<Evidence>,
     /// What to do: commands, or a sentence where no command does it.
     pub fix: Vec<String>,
+    /// The same in parts, for readers that offer commands to copy.
+    pub fix_parts: Vec<Vec<FixPart>>,
     /// Whether the fix needs root.
     pub needs_root: bool,
     /// Whether the fix needs a reboot.
@@ -98,6 +137,7 @@ impl Finding {
             why: String::new(),
             evidence: Vec::new(),
             fix: Vec::new(),
+            fix_parts: Vec::new(),
             needs_root: false,
             needs_reboot: false,
             devices: Vec::new(),
@@ -131,10 +171,12 @@ impl Finding {
         self
     }
 
-    /// What to do.
+    /// What to do. Commands and settings to copy stand between backticks, which are not shown.
     #[must_use]
-    pub fn fix(mut self, command: impl Into<String>) -> Self {
-        self.fix.push(command.into());
+    pub fn fix(mut self, text: impl Into<String>) -> Self {
+        let text = text.into();
+        self.fix_parts.push(fix_parts(&text));
+        self.fix.push(text.replace('`', ""));
         self
     }
 
@@ -172,5 +214,25 @@ impl Finding {
     pub fn on<S: Into<String>>(mut self, devices: impl IntoIterator<Item = S>) -> Self {
         self.devices.extend(devices.into_iter().map(Into::into));
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fixes_are_split_into_commands_and_remarks() {
+        let parts = |text| serde_json::to_value(fix_parts(text)).unwrap().to_string();
+        assert_eq!(
+            parts("`sudo modprobe gdrdrv`   (from GDRCopy)"),
+            r#"[{"command":"sudo modprobe gdrdrv"},{"remark":"From GDRCopy"}]"#
+        );
+        assert_eq!(
+            parts("reinstall it (`dkms autoinstall`; or restart (all) of it), then `modprobe x`, `y`"),
+            r#"[{"remark":"Reinstall it"},{"command":"dkms autoinstall"},{"remark":"Or restart (all) of it, then"},{"command":"modprobe x"},{"command":"y"}]"#
+        );
+        assert_eq!(parts("`a`   (bnxt_re, irdma)"), r#"[{"command":"a"},{"remark":"bnxt_re, irdma"}]"#);
+        assert_eq!(parts("use a current NCCL"), r#"[{"remark":"Use a current NCCL"}]"#);
     }
 }

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use nobounce_diagnose::diagnose;
+use nobounce_diagnose::finding::FixPart;
 use nobounce_topology::facts::Facts;
 use nobounce_topology::machines;
 use serde::Deserialize;
@@ -170,5 +171,86 @@ fn facts_that_are_missing_never_become_fine() {
             !diagnosis.verdicts.iter().any(|v| v.path == nobounce_diagnose::verdict::PathKind::Direct),
             "{name}: a path is called direct although nothing shows it"
         );
+    }
+}
+
+/// Words that begin a command: outside the backticks of a fix they would have no copy button.
+const COMMANDS: [&str; 22] = [
+    "sudo ",
+    "docker run",
+    "nobounce ",
+    "ibv_",
+    "mlxlink",
+    "mlnx_qos",
+    "mlxconfig -",
+    "show_gids",
+    "numactl",
+    "ls -",
+    "unset ",
+    "apt ",
+    "ulimit",
+    "nvidia-smi",
+    "setpci",
+    "systemctl",
+    "modprobe ",
+    "echo ",
+    "rdma ",
+    "cat /",
+    "lspci ",
+    "ip link",
+];
+
+/// A command outside of the backticks.
+fn hidden_command(fix: &str) -> Option<&'static str> {
+    let outside: String = fix.split('`').step_by(2).collect::<Vec<_>>().join("\n");
+    let begins = |word: &str| {
+        outside.match_indices(word).any(|(at, _)| {
+            !outside[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || "-_/.".contains(c))
+        })
+    };
+    COMMANDS.into_iter().find(|word| begins(word))
+}
+
+#[test]
+fn every_command_of_a_fix_can_be_copied() {
+    // As they are written, so that those of rare findings are among them.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/checks");
+    let mut written = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        for call in text.split(".fix(").skip(1) {
+            let Some(literal) = call.trim_start_matches(|c: char| c != '"').strip_prefix('"') else {
+                continue;
+            };
+            let literal = literal.replace("\\\"", "'");
+            let literal = literal.split('"').next().unwrap();
+            assert_eq!(literal.matches('`').count() % 2, 0, "{literal}");
+            assert_eq!(hidden_command(literal), None, "{literal}");
+            written += 1;
+        }
+    }
+    assert!(written > 90, "{written} fixes");
+    // As they are reported.
+    let mut commands = BTreeSet::new();
+    let facts = all().into_iter().map(|(_, case)| apply(&case));
+    for facts in facts.chain(machines::NAMES.iter().filter_map(|name| machines::machine(name))) {
+        for finding in diagnose(&facts).findings {
+            assert_eq!(finding.fix.len(), finding.fix_parts.len());
+            for (fix, parts) in finding.fix.iter().zip(&finding.fix_parts) {
+                assert!(!fix.contains('`') && !parts.is_empty(), "{fix}");
+                for part in parts {
+                    match part {
+                        FixPart::Remark(text) => assert_eq!(hidden_command(text), None, "{fix}"),
+                        FixPart::Command(text) => {
+                            assert!(fix.contains(text) && !text.contains("   "), "{fix}");
+                            commands.insert(text.clone());
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for wanted in ["numactl --cpunodebind=0 --membind=0 PROGRAM", "ibv_devinfo -v", "mlxlink -d DEVICE"] {
+        assert!(commands.contains(wanted), "{wanted}: {commands:#?}");
     }
 }

@@ -57,9 +57,9 @@ fn gpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     .why("Without it CUDA and GPUDirect do not work on these GPUs.")
                     .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), why.clone());
                 let finding = if nouveau {
-                    finding.fix("echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/no-nouveau.conf && sudo update-initramfs -u").reboot()
+                    finding.fix("`echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/no-nouveau.conf && sudo update-initramfs -u`").reboot()
                 } else {
-                    finding.fix("sudo modprobe nvidia && nvidia-smi").root()
+                    finding.fix("`sudo modprobe nvidia && nvidia-smi`").root()
                 };
                 finding.blocks()
             }
@@ -70,7 +70,7 @@ fn gpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             _ => Finding::new("no-dev-nvidia", Severity::Error, "the GPUs have a driver, but this process has no /dev/nvidiactl")
                 .why("A container without the device files sees no GPU: CUDA fails with 'no device'.")
                 .seen("/dev", "no nvidiactl")
-                .fix("docker run --gpus all ...   (or --device nvidia.com/gpu=all with CDI; in Kubernetes request nvidia.com/gpu)")
+                .fix("`docker run --gpus all ...`   (or --device nvidia.com/gpu=all with CDI; in Kubernetes request nvidia.com/gpu)")
                 .blocks(),
         };
         found.push(finding.on(addresses));
@@ -99,7 +99,7 @@ fn versions(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .why("NVML and CUDA fail to start. Typical causes: an upgrade without a reboot, or a library from another image.")
                 .seen("/proc/driver/nvidia/version", module.version.clone())
                 .seen("libnvidia-ml.so.1", library.error.clone().or(library.version.clone()).unwrap_or_default())
-                .fix("sudo rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia   (or reboot)")
+                .fix("`sudo rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia`   (or reboot)")
                 .reboot()
                 .blocks()
                 .on(facts.gpus.iter().map(|gpu| gpu.address.clone())),
@@ -130,7 +130,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("nic-other-namespace", Severity::Error, "the adapters' RDMA devices belong to another network namespace")
                 .why("RDMA devices in exclusive mode are visible only in the namespace of their interfaces: this container sees none, and programs fall back to TCP.")
                 .seen("/sys/class/infiniband", "empty, although mlx5_ib is loaded")
-                .fix("docker run --network host ...   (or move the device: sudo rdma dev set mlx5_0 netns NAME)")
+                .fix("`docker run --network host ...`   (or move the device: `sudo rdma dev set mlx5_0 netns NAME`)")
                 .root()
                 .blocks(),
         );
@@ -140,12 +140,12 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let (why, fix) = if driven {
             (
                 "their network driver is loaded, its RDMA module is not",
-                "sudo modprobe mlx5_ib ib_uverbs rdma_ucm   (bnxt_re, irdma, efa for other vendors)",
+                "`sudo modprobe mlx5_ib ib_uverbs rdma_ucm`   (bnxt_re, irdma, efa for other vendors)",
             )
         } else {
             (
                 "no driver is bound to them",
-                "sudo modprobe mlx5_core mlx5_ib ib_uverbs   (bnxt_en bnxt_re, ice irdma, efa for other vendors)",
+                "`sudo modprobe mlx5_core mlx5_ib ib_uverbs`   (bnxt_en bnxt_re, ice irdma, efa for other vendors)",
             )
         };
         found.push(
@@ -166,7 +166,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("no-nic", Severity::Info, "no RDMA adapter in this machine")
                 .why("Programs use TCP. The software NIC of nobounce gives them verbs, with access to GPU memory.")
                 .seen("/sys/class/infiniband", "no device")
-                .fix("nobounce run -- PROGRAM"),
+                .fix("`nobounce run -- PROGRAM`"),
         );
     }
     let software: Vec<_> = facts
@@ -180,7 +180,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("software-nic", Severity::Info, format!("{} {} implemented in software by the kernel: no access to GPU memory", list(&names), one_or(&names, "is", "are")))
                 .why("rxe and siw support neither dma-buf nor peer memory, so GPU buffers are staged through host memory.")
                 .seen(format!("/sys/class/infiniband/{}", names[0]), software[0].driver.clone().unwrap_or_default())
-                .fix("nobounce run -- PROGRAM   (a software NIC with access to GPU memory)")
+                .fix("`nobounce run -- PROGRAM`   (a software NIC with access to GPU memory)")
                 .on(names),
         );
     }

@@ -88,7 +88,7 @@ fn empty_tables(all: &[Table<'_>], found: &mut Vec<Finding>) {
             Finding::new("gid-none", Severity::Error, format!("{}: no usable RoCE address", list(&hit)))
                 .why("The table is empty, or all its entries belong to other namespaces: connections fail ('failed to query GID', 'Invalid argument').")
                 .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(empty[0].1))
-                .fix("give the interface of this namespace an IP address, or use the host's network: docker run --network host ...")
+                .fix("give the interface of this namespace an IP address, or use the host's network: `docker run --network host ...`")
                 .blocks()
                 .on(hit),
         );
@@ -112,7 +112,7 @@ fn v1_only(all: &[Table<'_>], found: &mut Vec<Finding>) {
                     format!("/sys/class/infiniband/{}/ports/1/gid_attrs/types", hit[0]),
                     old[0].2.iter().map(|gid| gid.kind.as_str()).collect::<Vec<_>>().join(", "),
                 )
-                .fix("give the interface an IP address; sudo cma_roce_mode -d DEVICE -p 1 -m 2")
+                .fix("give the interface an IP address; `sudo cma_roce_mode -d DEVICE -p 1 -m 2`")
                 .root()
                 .blocks()
                 .on(hit),
@@ -134,7 +134,7 @@ fn link_local_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<F
             Finding::new("gid-no-ip", if many { Severity::Error } else { Severity::Warning }, format!("{}: only link-local RoCE addresses", list(&hit)))
                 .why("The interface has no IP address here. Link-local ones work within one switch at best; NCCL chooses them and ends with error 12 between subnets.")
                 .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(local[0].1))
-                .fix("sudo ip address add A.B.C.D/24 dev INTERFACE   (containers: --network host, or give the pod this network)")
+                .fix("`sudo ip address add A.B.C.D/24 dev INTERFACE`   (containers: --network host, or give the pod this network)")
                 .root()
                 .blocks()
                 .on(hit),
@@ -163,7 +163,7 @@ fn ipv6_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<Finding
             )
             .why("NCCL prefers an IPv4 address, and may use a link-local one instead of the routed one.")
             .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(six[0].1))
-            .fix("NCCL_IB_ADDR_FAMILY=AF_INET6   (or give the interface an IPv4 address)")
+            .fix("`NCCL_IB_ADDR_FAMILY=AF_INET6`   (or give the interface an IPv4 address)")
             .on(hit),
         );
     }
@@ -180,7 +180,7 @@ fn tables_with_holes(all: &[Table<'_>], found: &mut Vec<Finding>) {
                 .why("They belong to other namespaces. NCCL before 2.24 aborts or crashes on them when it selects an entry ('read failed ... Invalid argument', NCCL_IB_ROCE_VERSION_NUM).")
                 .seen(format!("{} gid_attrs/types", hit[0]), format!("entries {}", holes[0].1.unreadable_gids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")))
                 .fix(match best(holes[0].2) {
-                    Some(gid) => format!("use a current NCCL, or name the entry: NCCL_IB_GID_INDEX={}", gid.index),
+                    Some(gid) => format!("use a current NCCL, or name the entry: `NCCL_IB_GID_INDEX={}`", gid.index),
                     None => "use a current NCCL".to_owned(),
                 })
                 .on(hit),
@@ -214,7 +214,7 @@ fn unread_tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/class/infiniband/{}/ports/1/gids", first.name),
                 first.ports[0].gids.why_not().unwrap_or_default(),
             )
-            .fix(format!("show_gids {}", first.name))
+            .fix(format!("`show_gids {}`", first.name))
             .on(unread.iter().map(|nic| nic.name.clone())),
         );
     }
@@ -261,9 +261,9 @@ fn index(analysis: &Analysis<'_>, wanted: i64, set: &Setting<'_>, found: &mut Ve
     indexes.sort_unstable();
     indexes.dedup();
     let fix = match (indexes.as_slice(), better) {
-        ([one], _) if names.len() == tables_of(analysis).len() => format!("{}={one}", set.name),
+        ([one], _) if names.len() == tables_of(analysis).len() => format!("`{}={one}`", set.name),
         _ => format!(
-            "unset {}   (current {} selects the entry; a fixed index cannot fit adapters or pods with different tables)",
+            "`unset {}`   (current {} selects the entry; a fixed index cannot fit adapters or pods with different tables)",
             set.name, set.program
         ),
     };

@@ -34,7 +34,7 @@ fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let fix = if virtual_gpu {
         "ask the operator for a GPU passed through as a whole, or a vGPU type with GPUDirect support"
     } else {
-        "use a data-centre or RTX professional GPU for GPUDirect; on this GPU use staging (NCCL and UCX do), or nobounce run, whose window works where the driver allows it"
+        "use a data-centre or RTX professional GPU for GPUDirect; on this GPU use staging (NCCL and UCX do), or `nobounce run`, whose window works where the driver allows it"
     };
     found.push(
         Finding::new("gpu-class", severity, format!("{}: the driver does not support GPUDirect RDMA for it", first.title()))
@@ -101,7 +101,7 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .seen("resizable BAR", format!("up to {}", bytes(largest)))
                 .fix("enable 'Above 4G decoding' and 'Resizable BAR' in the firmware (BIOS) setup")
                 .reboot(),
-            None => finding.fix("register smaller buffers (a window at a time), or let the library stage: UCX_IB_GPU_DIRECT_RDMA=n, NCCL_NET_GDR_LEVEL=LOC"),
+            None => finding.fix("register smaller buffers (a window at a time), or let the library stage: `UCX_IB_GPU_DIRECT_RDMA=n`, `NCCL_NET_GDR_LEVEL=LOC`"),
         };
         found.push(finding.on(addresses(&small)));
     }
@@ -115,7 +115,7 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("bar1-full", Severity::Warning, format!("{}: BAR1 is nearly full", first.title()))
                 .why("New registrations fail with ENOMEM. Possible holders: another process, a leaking registration cache, or GDRCopy and dma-buf mapping the same memory twice.")
                 .seen("BAR1 in use", format!("{} of {}", bytes(first.bar1_used_bytes.get().unwrap_or(0)), bytes(first.bar1_bytes.get().unwrap_or(0))))
-                .fix("nvidia-smi -q -d MEMORY; end the processes that hold mappings")
+                .fix("`nvidia-smi -q -d MEMORY`; end the processes that hold mappings")
                 .slows()
                 .on(addresses(&full)),
         );
@@ -158,7 +158,7 @@ fn modes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("mig", Severity::Info, format!("{}: divided into instances (MIG)", list(&addresses(&mig))))
                 .why("GPUDirect RDMA works from an instance, but instances have no P2P: NCCL between two instances of one GPU does not work, and each has a part of BAR1.")
                 .seen("MIG mode", "enabled")
-                .fix("sudo nvidia-smi -mig 0   (if MIG is not needed)")
+                .fix("`sudo nvidia-smi -mig 0`   (if MIG is not needed)")
                 .root()
                 .on(addresses(&mig)),
         );
@@ -170,7 +170,7 @@ fn modes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("confidential", Severity::Warning, format!("{}: confidential computing is on", list(&addresses(&confidential))))
                 .why("Its memory is closed to other devices: all data goes through encrypted bounce buffers in host memory.")
                 .seen("confidential computing", "on")
-                .fix("if not needed, disable it with NVIDIA's gpu-admin-tools (nvidia_gpu_tools.py --set-cc-mode=off)")
+                .fix("if not needed, disable it with NVIDIA's gpu-admin-tools (`nvidia_gpu_tools.py --set-cc-mode=off`)")
                 .reboot()
                 .blocks()
                 .on(addresses(&confidential)),
@@ -193,13 +193,13 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Finding::new("gdrdrv-node", Severity::Warning, "gdrdrv is loaded, but this process has no /dev/gdrdrv")
                     .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
                     .seen("/dev/gdrdrv", "not there")
-                    .fix("docker run --device /dev/gdrdrv ...   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
+                    .fix("`docker run --device /dev/gdrdrv ...`   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
             ),
             Some(node) if !node.open.ok => found.push(
                 Finding::new("gdrdrv-node", Severity::Warning, format!("/dev/gdrdrv cannot be opened: {}", node.open.detail))
                     .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
                     .seen("/dev/gdrdrv", node.open.detail.clone())
-                    .fix("sudo chmod 0666 /dev/gdrdrv   (and allow it in the container's device cgroup)")
+                    .fix("`sudo chmod 0666 /dev/gdrdrv`   (and allow it in the container's device cgroup)")
                     .root(),
             ),
             Some(_) => {}
@@ -221,7 +221,7 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 "window probe",
                 first.window_probe.known().map(|probe| probe.detail.clone()).unwrap_or_default(),
             )
-            .fix("sudo modprobe gdrdrv   (from GDRCopy)")
+            .fix("`sudo modprobe gdrdrv`   (from GDRCopy)")
             .root()
             .on(addresses(&blocked)),
         );
@@ -259,7 +259,7 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("No program can use these GPUs until the fabric manager runs in the driver's version.")
             .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
-            .fix("sudo systemctl enable --now nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric")
+            .fix("`sudo systemctl enable --now nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric`")
             .root()
             .blocks()
             .on(addresses(&waiting)),
@@ -274,7 +274,7 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("Support for GPUDirect RDMA and dma-buf is unknown.")
             .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
-            .fix("run nobounce doctor where libcuda.so.1 is installed and the GPU visible (CUDA_VISIBLE_DEVICES)")
+            .fix("run `nobounce doctor` where libcuda.so.1 is installed and the GPU visible (CUDA_VISIBLE_DEVICES)")
             .on(addresses(&silent)),
         );
     }

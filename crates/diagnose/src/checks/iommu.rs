@@ -78,7 +78,7 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 group.and_then(|group| group.kind.clone()).unwrap_or_else(|| "unknown; the command line has no iommu=pt".to_owned()),
             )
             .seen("/proc/cmdline", facts.kernel.command_line.known().map_or_else(|| "unread".to_owned(), |line| iommu_words(line)))
-            .fix(format!("add {parameter} to GRUB_CMDLINE_LINUX in /etc/default/grub; sudo update-grub; sudo reboot"))
+            .fix(format!("add {parameter} to GRUB_CMDLINE_LINUX in /etc/default/grub; `sudo update-grub; sudo reboot`"))
             .reboot()
             .on(translated.iter().map(|device| device.address.clone()).chain(names));
         found.push(if ats { finding } else { finding.slows() });
@@ -115,7 +115,7 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("iommu-unread", Severity::Unknown, format!("IOMMU translation for {} is unknown", list(&names)))
                 .why("With translation, peer-to-peer packets go through the processor, at a fraction of the bandwidth.")
                 .seen(format!("/sys/bus/pci/devices/{}/iommu_group", first.address), why)
-                .fix("sudo dmesg | grep -i iommu; cat /sys/kernel/iommu_groups/*/type")
+                .fix("`sudo dmesg | grep -i iommu; cat /sys/kernel/iommu_groups/*/type`")
                 .on(names),
         );
     }
@@ -125,7 +125,7 @@ fn ats_off(names: &[String]) -> Finding {
     Finding::new("ats-off", Severity::Warning, format!("{}: address translation services (ATS) are off", list(names)))
         .why("In a virtual machine the host's IOMMU translates every peer-to-peer packet. Only ATS routes them directly through the switch: without it, half of the bandwidth or less.")
         .seen(format!("{} ATSCtl", names[0]), "Enable-")
-        .fix("on the host: mlxconfig -d DEVICE set ATS_ENABLED=1, reset the adapter, keep ACS with Direct Translated on the switch; then restart the guest")
+        .fix("on the host: `mlxconfig -d DEVICE set ATS_ENABLED=1`, reset the adapter, keep ACS with Direct Translated on the switch; then restart the guest")
         .reboot()
         .slows()
         .on(names.to_vec())

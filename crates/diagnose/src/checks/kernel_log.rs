@@ -31,7 +31,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("peermem-symbols", severity, format!("the peer-memory module was built against another {other} than the loaded one"))
                 .why("The module fails to load or has no effect: an upgrade of OFED, DOCA, the network operator or the GPU driver replaced the version it was built against.")
                 .seen("kernel log", line.trim())
-                .fix("reinstall the NVIDIA driver after OFED/DOCA (sudo dkms autoinstall --force; or restart the driver container of the GPU operator), then sudo modprobe nvidia_peermem")
+                .fix("reinstall the NVIDIA driver after OFED/DOCA (`sudo dkms autoinstall --force`; or restart the driver container of the GPU operator), then `sudo modprobe nvidia_peermem`")
                 .root(),
         );
     }
@@ -43,7 +43,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("iommu-faults", Severity::Warning, "the IOMMU blocked accesses of a device")
                 .why("Transfers between devices end in errors (status 4, syndrome 0x51) or hang.")
                 .seen("kernel log", line.trim())
-                .fix("add iommu=pt to the kernel command line; sudo reboot")
+                .fix("add iommu=pt to the kernel command line; `sudo reboot`")
                 .reboot(),
         );
     }
@@ -54,7 +54,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("pcie-errors", Severity::Warning, "the PCIe bus reported errors")
                 .why("A faulty link retransmits and slows down, or trains to a lower speed.")
                 .seen("kernel log", line.trim())
-                .fix("reseat the card or riser; sudo lspci -vvv -s ADDRESS | grep -A3 UESta")
+                .fix("reseat the card or riser; `sudo lspci -vvv -s ADDRESS | grep -A3 UESta`")
                 .root(),
         );
     }

@@ -46,7 +46,7 @@ fn bond(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("nccl-bond", Severity::Warning, format!("{}: NCCL uses one queue pair per connection, and so one port of the bond", list(&names)))
             .why("A bond distributes queue pairs over its ports: with a single queue pair, half of the bandwidth is idle.")
             .seen("NCCL_IB_QPS_PER_CONNECTION", pairs.map_or_else(|| "not set (1)".to_owned(), |pairs| pairs.to_string()))
-            .fix("NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0   (or no bond: NCCL uses several ports on its own)")
+            .fix("`NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0`   (or no bond: NCCL uses several ports on its own)")
             .slows(),
     );
 }
@@ -122,7 +122,7 @@ fn plugin(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("nccl-plugin", Severity::Info, format!("NCCL uses a network plugin: {variable}"))
                 .why(why)
                 .seen("variable", variable)
-                .fix("NCCL_NET=IB   (for NCCL's built-in transport)"),
+                .fix("`NCCL_NET=IB`   (for NCCL's built-in transport)"),
         );
     }
 }
@@ -138,7 +138,7 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                         .why("The default (PXB) applies. Valid names are LOC, PIX, PXB, PHB and SYS, in upper case; NODE is not valid."),
                     variable,
                 )
-                .fix("NCCL_NET_GDR_LEVEL=PHB   (or SYS)"),
+                .fix("`NCCL_NET_GDR_LEVEL=PHB`   (or SYS)"),
             );
             continue;
         };
@@ -155,7 +155,7 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let severity = if default_allows { Severity::Error } else { Severity::Info };
         let finding = Finding::new("nccl-gdr-level", severity, format!("{variable} keeps NCCL from GPUDirect on {}", list(&names)))
             .why(format!("The setting allows distances up to {}, but the nearest adapter is at {}: GPU memory is staged through the host.", level.name(), need.name()));
-        found.push(set(finding, variable).fix(format!("{name}={}", need.name())).on(names));
+        found.push(set(finding, variable).fix(format!("`{name}={}`", need.name())).on(names));
     }
 }
 
@@ -183,7 +183,7 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("nccl-hca-blank", Severity::Warning, format!("{variable} has spaces between its names"))
                 .why("NCCL treats a space as part of the name: adapters after one are not matched, and their rails stay idle.")
                 .seen(variable.source, format!("NCCL_IB_HCA={}", variable.value))
-                .fix(format!("NCCL_IB_HCA={}", variable.value.replace(' ', ""))),
+                .fix(format!("`NCCL_IB_HCA={}`", variable.value.replace(' ', ""))),
         );
     }
     let unknown = filter.unknown(|name| {

@@ -112,8 +112,8 @@ fn ibgda(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("The transport fails to start, and NVSHMEM or DeepEP aborts ('init failed for transport: IBGDA').")
             .seen(variable.source, format!("{}={}", variable.name, variable.value))
             .seen("/proc/driver/nvidia/params: RegistryDwords", module.parameters.get("RegistryDwords").cloned().unwrap_or_else(|| "empty".to_owned()))
-            .fix("echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | sudo tee /etc/modprobe.d/nvidia.conf; sudo update-initramfs -u")
-            .fix("without root: NVSHMEM_IBGDA_NIC_HANDLER=cpu (NVSHMEM 3.4 and newer)")
+            .fix("`echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | sudo tee /etc/modprobe.d/nvidia.conf; sudo update-initramfs -u`")
+            .fix("without root: `NVSHMEM_IBGDA_NIC_HANDLER=cpu` (NVSHMEM 3.4 and newer)")
             .reboot(),
     );
 }

@@ -42,7 +42,7 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("Strict ordering or small requests cost up to half of the bandwidth.")
         .seen(format!("configuration space of {}", first.name), *why)
-        .fix("sudo nobounce doctor")
+        .fix("`sudo nobounce doctor`")
         .root()
         .on(names),
     );
@@ -93,7 +93,7 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let commands: Vec<_> = bridges
             .iter()
             .take(4)
-            .map(|address| format!("sudo setpci -s {address} ECAP_ACS+0x6.w=0000"))
+            .map(|address| format!("`sudo setpci -s {address} ECAP_ACS+0x6.w=0000`"))
             .collect();
         let mut finding = Finding::new("acs-redirect", Severity::Warning, format!("access control (ACS) on {} redirects packets between GPU and adapter to the processor", list(&bridges)))
             .why("GPU and adapter share a switch, but every packet goes through the root complex: a tenth (writes, newer processors) to half (reads) of the bandwidth is lost. With IOMMU translation, transfers fail.")
@@ -118,7 +118,7 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("acs-unread", Severity::Unknown, format!("access control (ACS) could not be read for {}", list(&bridges)))
                 .why("If ACS is on, packets between GPU and adapter go through the processor: a tenth (writes, newer processors) to half (reads) of the bandwidth is lost.")
                 .seen(format!("/sys/bus/pci/devices/{}/config", first.address), first.config.why_not().unwrap_or_default())
-                .fix("sudo nobounce doctor")
+                .fix("`sudo nobounce doctor`")
                 .root()
                 .on(bridges),
         );
@@ -239,7 +239,7 @@ fn degraded_links(analysis: &Analysis<'_>, degraded: &[Limited<'_>], found: &mut
             )
             .why(format!("At best {now:.1} of {should:.1} GB/s. Causes: a dirty contact, a bad riser, a wrong slot, or failed link training after power-on."))
             .seen(format!("/sys/bus/pci/devices/{}/current_link_speed", first.address), format!("{} GT/s x{} (can do {} GT/s x{})", link.speed, link.width, link.max_speed, link.max_width))
-            .fix("power-cycle the machine (a reboot is not enough); reseat the card or riser; check bifurcation and link speed in the firmware setup; sudo lspci -vvv -s ADDRESS | grep LnkSta")
+            .fix("power-cycle the machine (a reboot is not enough); reseat the card or riser; check bifurcation and link speed in the firmware setup; `sudo lspci -vvv -s ADDRESS | grep LnkSta`")
             .reboot()
             .slows()
             .on(degraded.iter().map(|(device, ..)| device.address.clone()).chain(names)),
@@ -375,7 +375,7 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let finding = Finding::new("max-read-request", severity, format!("{}: PCIe read requests are only {request} bytes", list(&names)))
             .why("The adapter reads memory to send: small requests leave it waiting for round trips, and it cannot fill a fast link.")
             .seen(format!("{} DevCtl: MaxReadReq", first.name), format!("{request} bytes"))
-            .fix(format!("sudo setpci -s {} CAP_EXP+8.w=5000:7000   (4096 bytes; until the next boot)", first.address.as_deref().unwrap_or("ADDRESS")))
+            .fix(format!("`sudo setpci -s {} CAP_EXP+8.w=5000:7000`   (4096 bytes; until the next boot)", first.address.as_deref().unwrap_or("ADDRESS")))
             .root();
         found.push(if severity == Severity::Warning { finding.slows() } else { finding }.on(names));
     }
@@ -410,7 +410,7 @@ fn relaxed_ordering(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("relaxed-ordering", Severity::Warning, format!("{}: relaxed ordering is disabled in the device", list(&names)))
             .why(loss)
             .seen(format!("{} DevCtl: RlxdOrd", first.name), "-")
-            .fix(format!("sudo setpci -s {} CAP_EXP+8.w=0010:0010   (permanently: PCI_WR_ORDERING=1 with mlxconfig, and the firmware setup)", first.address.as_deref().unwrap_or("ADDRESS")))
+            .fix(format!("`sudo setpci -s {} CAP_EXP+8.w=0010:0010`   (permanently: PCI_WR_ORDERING=1 with mlxconfig, and the firmware setup)", first.address.as_deref().unwrap_or("ADDRESS")))
             .root()
             .slows()
             .on(names),

@@ -98,7 +98,7 @@ fn flat(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         finding.seen("NCCL_TOPO_FILE", "set")
     } else {
         finding
-            .fix("NCCL_TOPO_FILE=... with the host's tree (clouds provide one), or NCCL_NET_GDR_LEVEL=SYS")
+            .fix("NCCL_TOPO_FILE=... with the host's tree (clouds provide one), or `NCCL_NET_GDR_LEVEL=SYS`")
             .fix("operators: give the guest PCIe switches with pxb-pcie and the memory nodes of the host")
     });
 }
@@ -122,7 +122,7 @@ fn nodes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("The distance between GPU and adapter, and the devices between them, are unknown.")
             .seen("/sys/bus/pci/devices", format!("no {}", lost[0]))
-            .fix("nobounce topo   (where all of /sys is mounted)")
+            .fix("`nobounce topo`   (where all of /sys is mounted)")
             .on(lost),
         );
     }
@@ -204,7 +204,7 @@ fn processor(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     .seen("distance", format!("{} to its nearest adapter: PHB or NODE", through[0]));
     let finding = match severity {
         Severity::Info => finding,
-        _ => finding.fix("use slots below one PCIe switch, if the board has one; otherwise choose staging: NCCL_NET_GDR_LEVEL=LOC, UCX_IB_GPU_DIRECT_RDMA=n").slows(),
+        _ => finding.fix("use slots below one PCIe switch, if the board has one; otherwise choose staging: `NCCL_NET_GDR_LEVEL=LOC`, `UCX_IB_GPU_DIRECT_RDMA=n`").slows(),
     };
     found.push(finding.on(through));
 }
@@ -232,7 +232,7 @@ fn distance_rule(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("nccl-distance", Severity::Info, format!("NCCL will stage for {}: its default limit is PXB, and the distance is {}", list(&names), level.name()))
             .why("NCCL assumes slow peer-to-peer traffic through the processor. On AMD Zen, Grace and recent Xeons direct is often faster (+20 % on GH200): measure both.")
             .seen("distance", format!("{} to {}: {}", first.gpu.address, first.nic.name, level.name()))
-            .fix(format!("NCCL_NET_GDR_LEVEL={}", level.name()))
+            .fix(format!("`NCCL_NET_GDR_LEVEL={}`", level.name()))
             .on(names),
     );
 }

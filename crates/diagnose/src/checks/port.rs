@@ -42,7 +42,7 @@ fn layers(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("link-layers", Severity::Info, format!("{}: InfiniBand; {}: Ethernet", list(&infiniband), list(&ethernet)))
             .why("They belong to two networks. NCCL uses all active adapters, including those for storage and management: connections between the two kinds fail or use the slower one.")
             .seen("link_layer", format!("{} InfiniBand, {} Ethernet", infiniband.len(), ethernet.len()))
-            .fix(format!("NCCL_IB_HCA={}; UCX_NET_DEVICES with the same, each with its port", if infiniband.len() >= ethernet.len() { infiniband.join(",") } else { ethernet.join(",") }))
+            .fix(format!("`NCCL_IB_HCA={}`; UCX_NET_DEVICES with the same, each with its port", if infiniband.len() >= ethernet.len() { infiniband.join(",") } else { ethernet.join(",") }))
             .on(infiniband.into_iter().chain(ethernet)),
     );
 }
@@ -79,7 +79,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("The port is unusable until a subnet manager gives it an address: NCCL and UCX skip it.")
             .seen("state", first.state.clone())
-            .fix("start a subnet manager: sudo systemctl start opensm   (on one node, or in the switch)")
+            .fix("start a subnet manager: `sudo systemctl start opensm`   (on one node, or in the switch)")
             .root()
             .blocks()
             .on(waiting.iter().map(|(nic, _)| nic.name.clone())),
@@ -136,7 +136,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/class/infiniband/{}/ports/1/state", names[0]),
                 port.map_or_else(String::new, |port| format!("{}, {}", port.state, port.physical_state)),
             )
-            .fix("check cable and switch port; sudo ip link set INTERFACE up; mlxlink -d DEVICE")
+            .fix("check cable and switch port; `sudo ip link set INTERFACE up`; `mlxlink -d DEVICE`")
             .root()
             .blocks()
             .on(names),
@@ -194,7 +194,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     port.lanes.map_or_else(|| "unknown".to_owned(), |lanes| lanes.to_string())
                 ),
             )
-            .fix("mlxlink -d DEVICE -m; reseat or replace the cable; compare the speed set in the switch")
+            .fix("`mlxlink -d DEVICE -m`; reseat or replace the cable; compare the speed set in the switch")
             .root()
             .slows()
             .on(slow.iter().map(|(nic, ..)| nic.name.clone())),
@@ -210,7 +210,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("The switch, its port or the cable may be older or set to a lower speed; some cards of this model have a lower rated speed.")
         .seen(format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number), format!("{rate} Gb/s"))
-        .fix("mlxlink -d DEVICE -m   (what the card supports, what the cable allows, what the switch offers)")
+        .fix("`mlxlink -d DEVICE -m`   (what the card supports, what the cable allows, what the switch offers)")
         .root();
         let finding = if severity == Severity::Warning { finding.slows() } else { finding };
         found.push(finding.on(below.iter().map(|(nic, ..)| nic.name.clone())));
@@ -231,7 +231,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/class/infiniband/{}/ports/{}", nic.name, port.number),
                 port.rate_gbps.why_not().unwrap_or("no state"),
             )
-            .fix(format!("ibv_devinfo -d {}; rdma link show", nic.name))
+            .fix(format!("`ibv_devinfo -d {}; rdma link show`", nic.name))
             .on(unread.iter().map(|(nic, _)| nic.name.clone())),
         );
     }
@@ -277,7 +277,7 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     netdev.mtu.get().map_or_else(|| "unread".to_owned(), |mtu| mtu.to_string()),
                 )
                 .fix(format!(
-                    "sudo ip link set {} mtu 9000   (and on every switch on the path)",
+                    "`sudo ip link set {} mtu 9000`   (and on every switch on the path)",
                     netdev.name
                 )),
             _ => finding
@@ -337,7 +337,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("roce-flow-control", Severity::Info, format!("{}: {}", list(&names), if ecn_off { "neither PFC nor ECN is on" } else { "PFC is off, and ECN could not be read" }))
                 .why("No losses so far. With several senders, switches will drop packets, and each loss is expensive for RoCE.")
                 .seen("PFC, ECN", if ecn_off { "off, off" } else { "off, unread" })
-                .fix("mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0   (and the same priority in every switch)")
+                .fix("`mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0`   (and the same priority in every switch)")
                 .root()
                 .on(names),
         );
@@ -358,7 +358,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         }
         found.push(
             finding
-                .fix("mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)")
+                .fix("`mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0`   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)")
                 .root()
                 .slows()
                 .on(names),

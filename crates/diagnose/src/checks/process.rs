@@ -37,7 +37,7 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("dev-unread", Severity::Unknown, format!("access to {} is unknown", list(&names)))
                 .why("Without its device file programs use TCP.")
                 .seen("/dev/infiniband", why.clone())
-                .fix("ls -l /dev/infiniband")
+                .fix("`ls -l /dev/infiniband`")
                 .on(names),
         );
     }
@@ -62,30 +62,30 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             "no-dev-infiniband" => Finding::new("no-dev-infiniband", severity, format!("{who}: /sys shows {}, but {why}", one_or(&hit, "it", "them")))
                 .why("NCCL and UCX cannot open the adapter and silently use TCP: a tenth of the bandwidth, ten times the latency.")
                 .seen("/dev/infiniband", why.clone())
-                .fix("docker run --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...   (Kubernetes: an RDMA device plugin and its resource in the pod)"),
+                .fix("`docker run --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...`   (Kubernetes: an RDMA device plugin and its resource in the pod)"),
             "dev-permission" => Finding::new("dev-permission", severity, format!("{who}: {why}"))
                 .why("Unprivileged users cannot open the adapter: NCCL and UCX use TCP.")
                 .seen("open", why.clone())
-                .fix("sudo chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm   (permanently: the udev rules of rdma-core, or the group rdma)")
+                .fix("`sudo chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm`   (permanently: the udev rules of rdma-core, or the group rdma)")
                 .root(),
             "device-cgroup" => Finding::new("device-cgroup", severity, format!("{who}: {why}"))
                 .why("The file exists, but the container's device cgroup denies it: a bind mount alone is not enough.")
                 .seen("open", why.clone())
-                .fix("docker run --device /dev/infiniband/uverbs0 ... instead of -v /dev/infiniband   (or --device-cgroup-rule 'c 231:* rwm')"),
+                .fix("`docker run --device /dev/infiniband/uverbs0 ...` instead of -v /dev/infiniband   (or --device-cgroup-rule 'c 231:* rwm')"),
             "no-libibverbs" => Finding::new("no-libibverbs", severity, "libibverbs is not installed here: programs cannot use the adapters")
                 .why("NCCL, UCX and libfabric load it at startup; without it they silently use TCP sockets.")
                 .seen("libibverbs.so.1", "not found")
-                .fix("apt install libibverbs1 ibverbs-providers   (dnf: libibverbs rdma-core; in the container's image)")
+                .fix("`apt install libibverbs1 ibverbs-providers`   (dnf: libibverbs rdma-core; in the container's image)")
                 .root(),
             "no-uverbs" => Finding::new("no-uverbs", severity, format!("{who}: {why}"))
                 .why("User-space programs cannot use the adapter.")
                 .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), why.clone())
-                .fix("sudo modprobe ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf")
+                .fix("`sudo modprobe ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf`")
                 .root(),
             _ => Finding::new("nic-open", severity, format!("{who} cannot be opened: {why}"))
                 .why("NCCL and UCX skip the adapter, and use TCP if there is no other.")
                 .seen("ibv_open_device", why.clone())
-                .fix("ibv_devinfo -v   (check the provider: ibverbs-providers of rdma-core or OFED must match the kernel driver)"),
+                .fix("`ibv_devinfo -v`   (check the provider: ibverbs-providers of rdma-core or OFED must match the kernel driver)"),
         };
         found.push(finding.blocks().on(hit));
     }
@@ -107,15 +107,15 @@ fn connection_manager(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let (seen, fix) = match (loaded, file) {
         (Some(false), _) => (
             "rdma_ucm is not loaded",
-            "sudo modprobe rdma_ucm && echo rdma_ucm | sudo tee /etc/modules-load.d/rdma-cm.conf",
+            "`sudo modprobe rdma_ucm && echo rdma_ucm | sudo tee /etc/modules-load.d/rdma-cm.conf`",
         ),
         (_, Some(false)) => (
             "it cannot be opened",
-            "sudo chmod 0666 /dev/infiniband/rdma_cm   (and allow it in the container's device cgroup)",
+            "`sudo chmod 0666 /dev/infiniband/rdma_cm`   (and allow it in the container's device cgroup)",
         ),
         _ => (
             "it does not exist",
-            "docker run --device /dev/infiniband/rdma_cm ...   (Kubernetes: the RDMA device plugin provides it with the adapter)",
+            "`docker run --device /dev/infiniband/rdma_cm ...`   (Kubernetes: the RDMA device plugin provides it with the adapter)",
         ),
     };
     found.push(
@@ -138,10 +138,10 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let container = facts.is_container();
     let mut fixes: Vec<&str> = Vec::new();
     if container {
-        fixes.push("docker run --ulimit memlock=-1:-1 --cap-add IPC_LOCK ...");
+        fixes.push("`docker run --ulimit memlock=-1:-1 --cap-add IPC_LOCK ...`");
         fixes.push("Kubernetes: IPC_LOCK has no effect for non-root users; set LimitMEMLOCK=infinity for containerd or CRI-O");
     } else {
-        fixes.push("echo '* soft memlock unlimited\n* hard memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf   (log in again; for services LimitMEMLOCK=infinity)");
+        fixes.push("`echo '* soft memlock unlimited\n* hard memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf`   (log in again; for services LimitMEMLOCK=infinity)");
     }
     let limit = process.memlock_bytes.known().copied();
     let failed = process.mlock_probe.known().filter(|probe| !probe.ok);
@@ -196,7 +196,7 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("memlock-unread", Severity::Unknown, "the limit of locked memory is unknown")
                 .why("A small limit makes registrations fail.")
                 .seen("/proc/self/limits", process.memlock_bytes.why_not().unwrap_or_default())
-                .fix("ulimit -l"),
+                .fix("`ulimit -l`"),
         ),
     }
 }
@@ -238,7 +238,7 @@ fn cpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("Threads that post and poll cross the sockets for every message, and host buffers are in remote memory: latency rises by a third or more.")
             .seen("/proc/self/status: Cpus_allowed_list", facts.process.cpus.known().cloned().unwrap_or_default())
             .seen("memory nodes of the GPUs", list(&placed.iter().map(|(_, node)| node.to_string()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()))
-            .fix(format!("numactl --cpunodebind={0} --membind={0} PROGRAM   (containers: --cpuset-cpus; Slurm: --cpu-bind)", placed[0].1))
+            .fix(format!("`numactl --cpunodebind={0} --membind={0} PROGRAM`   (containers: --cpuset-cpus; Slurm: --cpu-bind)", placed[0].1))
             .slows()
             .on(facts.gpus.iter().map(|gpu| gpu.address.clone())),
     );

@@ -154,7 +154,7 @@ impl Case<'_> {
                 .why(format!("NCCL and UCX check only for the module's file: they will try it, and fail or stage. {}", self.why))
                 .seen("/sys/module/nvidia_peermem", "loaded")
                 .seen("/sys/kernel/mm/memory_peers", self.analysis.facts.kernel.peer_memory_clients.known().map_or_else(|| "unread".to_owned(), |c| if c.is_empty() { "no client".to_owned() } else { c.join(" ") }))
-                .fix("sudo rmmod nvidia_peermem; sudo modprobe nvidia_peermem; sudo dmesg | tail   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)")
+                .fix("`sudo rmmod nvidia_peermem; sudo modprobe nvidia_peermem; sudo dmesg | tail`   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)")
                 .root(),
             "peermem-no-api" => Finding::new("peermem-no-api", self.severity, "the kernel's ib_core has no peer-memory interface")
                 .why(self.why)
@@ -179,16 +179,16 @@ impl Case<'_> {
             .why(self.why)
             .seen("/sys/module/nvidia_peermem", "not there");
         match (facts.is_container(), installed, facts.kernel.peer_memory_api.get()) {
-            (true, ..) => finding.fix("on the host (not in the container): sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
+            (true, ..) => finding.fix("on the host (not in the container): `sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`").root(),
             (_, Some(false), _) => finding
                 .seen(format!("/lib/modules/{}", facts.kernel.release), "no nvidia_peermem")
-                .fix("it is not installed for this kernel: reinstall the NVIDIA driver after OFED/DOCA, so that it finds the headers of ib_core; then sudo modprobe nvidia_peermem")
+                .fix("it is not installed for this kernel: reinstall the NVIDIA driver after OFED/DOCA, so that it finds the headers of ib_core; then `sudo modprobe nvidia_peermem`")
                 .root(),
             (_, _, Some(false)) => finding
                 .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
                 .fix("ib_core has no peer-memory interface: install DOCA-OFED and reinstall the NVIDIA driver, or use the open kernel module, whose dma-buf needs neither")
                 .root(),
-            _ => finding.fix("sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf").root(),
+            _ => finding.fix("`sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`").root(),
         }
     }
 
@@ -202,7 +202,7 @@ impl Case<'_> {
         if new_kernel {
             finding
                 .seen("uname -r", facts.kernel.release.clone())
-                .fix("since kernel 6.3 amdgpu cannot use OFED's interface: use dma-buf (NCCL_DMABUF_ENABLE=1 for RCCL)")
+                .fix("since kernel 6.3 amdgpu cannot use OFED's interface: use dma-buf (`NCCL_DMABUF_ENABLE=1` for RCCL)")
         } else {
             finding.fix("reinstall amdgpu-dkms after OFED, so that it is built with its interface").reboot()
         }
@@ -214,7 +214,7 @@ impl Case<'_> {
             "closed-module" => Finding::new("closed-module", self.severity, "NVIDIA's closed kernel module is loaded, which does not export dma-bufs")
                 .why(self.why)
                 .seen("/proc/driver/nvidia/version", module_line(self.analysis))
-                .fix("install the open module of the same version: sudo apt install nvidia-open   (dnf: nvidia-driver:open-dkms)")
+                .fix("install the open module of the same version: `sudo apt install nvidia-open`   (dnf: nvidia-driver:open-dkms)")
                 .reboot(),
             "driver-too-old" => Finding::new("driver-too-old", self.severity, format!("{}: no dma-buf export before 515", self.cause.why))
                 .why(self.why)
@@ -224,7 +224,7 @@ impl Case<'_> {
             "gpu-too-old" => Finding::new("gpu-too-old", self.severity, format!("{}: older than Turing, so the open module does not support {} and dma-bufs are unavailable", list(&self.names), one_or(&self.names, "it", "them")))
                 .why(self.why)
                 .seen("compute capability", self.cause.pairs.first().and_then(|pair| pair.gpu.compute_capability.get()).map_or_else(String::new, |cc| format!("{}.{}", cc / 10, cc % 10)))
-                .fix("use nvidia_peermem for this GPU: sudo modprobe nvidia_peermem")
+                .fix("use nvidia_peermem for this GPU: `sudo modprobe nvidia_peermem`")
                 .root(),
             "dmabuf-export" => Finding::new("dmabuf-export", self.severity, format!("{}: memory cannot be exported as a dma-buf", list(&self.names)))
                 .why(self.why)
@@ -315,7 +315,7 @@ fn unproven(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("The facts are not sufficient; the verdict for these pairs is uncertain.")
         .seen("probes", reasons.join("; "))
-        .fix("nobounce doctor   (on the machine, where CUDA and the adapters can be opened)")
+        .fix("`nobounce doctor`   (on the machine, where CUDA and the adapters can be opened)")
         .on(names),
     );
 }
@@ -339,7 +339,7 @@ fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("old-nv-peer-mem", if both { Severity::Warning } else { Severity::Info }, title)
                 .why("nv_peer_mem is unmaintained and breaks with new drivers and OFEDs. nvidia_peermem, part of the driver since 470, replaces it.")
                 .seen("/sys/module/nv_peer_mem", "loaded")
-                .fix("sudo systemctl disable --now nv_peer_mem; sudo apt remove nvidia-peer-memory; sudo modprobe nvidia_peermem")
+                .fix("`sudo systemctl disable --now nv_peer_mem; sudo apt remove nvidia-peer-memory; sudo modprobe nvidia_peermem`")
                 .root(),
         );
     }
@@ -357,7 +357,7 @@ fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("After the next boot GPUDirect is off until the module is loaded manually.")
             .seen("/etc/modules-load.d", "no nvidia_peermem")
-            .fix("echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")
+            .fix("`echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`")
             .root(),
         );
     }

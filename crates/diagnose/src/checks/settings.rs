@@ -10,7 +10,7 @@ use nobounce_topology::platform::Platform;
 /// A finding about a variable: where it is set, and how to undo it.
 pub(super) fn set(finding: Finding, variable: Variable<'_>) -> Finding {
     let place = if variable.source == "environment" {
-        format!("unset {}", variable.name)
+        format!("`unset {}`", variable.name)
     } else {
         format!("remove {} from {}", variable.name, variable.source)
     };

@@ -39,7 +39,7 @@ fn transports(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     .why("UCX does not recognise GPU memory: transfers crash, or the application stages them itself."),
                 variable,
             )
-            .fix("UCX_TLS=rc,cuda   (or leave it unset)"),
+            .fix("`UCX_TLS=rc,cuda`   (or leave it unset)"),
         );
     }
 }
@@ -158,7 +158,7 @@ fn old_default(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         ))
         .seen("UCX", format!("{major}.{minor}"))
         .seen("processor", facts.machine.cpu.name.clone())
-        .fix(format!("UCX_IB_PCI_RELAXED_ORDERING=on   (or UCX {}.{} and newer)", since.0, since.1)),
+        .fix(format!("`UCX_IB_PCI_RELAXED_ORDERING=on`   (or UCX {}.{} and newer)", since.0, since.1)),
     );
 }
 
