@@ -27,6 +27,7 @@ pub use nic::{Gid, Netdev, Nic, Port};
 pub use pci::{Acs, Bar, ConfigSpace, Iommu, Link, PciDevice};
 pub use process::{DeviceNode, Libraries, Library, Process, Ucx};
 pub use read::{Read, Unread};
+pub use redact::hide_addresses;
 pub use storage::{
     BlockDevice, BlockKind, Cufile, CufileConfig, CufileLibrary, DirectIo, Mount, NvidiaFs, NvmeController,
     Storage,

@@ -262,6 +262,33 @@ fn hide_storage(storage: &mut Storage) {
     }
 }
 
+/// The text without addresses, and without folders and names in paths.
+#[must_use]
+pub fn hide_addresses(text: &str) -> String {
+    let hidden = |word: &str| {
+        let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric() && c != '/');
+        let is_path = bare.starts_with('/') && bare.matches('/').count() > 1 && hide_home(bare) != bare;
+        if is_path { word.replace(bare, "PATH") } else { without_addresses(word) }
+    };
+    text.split(' ').map(hidden).collect::<Vec<_>>().join(" ")
+}
+
+/// Every IPv4 or IPv6 address in a word becomes `ADDRESS`, with its port.
+fn without_addresses(word: &str) -> String {
+    let is_part = |c: char| c.is_ascii_hexdigit() || c == ':' || c == '.';
+    let is_address = |part: &str| {
+        part.parse::<std::net::IpAddr>().is_ok() || part.parse::<std::net::SocketAddrV4>().is_ok()
+    };
+    let mut parts: Vec<String> = Vec::new();
+    // Words like `std::fs` have parts that could be addresses: those have other letters beside them.
+    for piece in word.split_inclusive(|c: char| !is_part(c) && !c.is_alphanumeric()) {
+        let run = piece.trim_end_matches(|c: char| !is_part(c));
+        let bare = if is_address(run) { run } else { run.trim_end_matches(['.', ':']) };
+        parts.push(if is_address(bare) { piece.replacen(bare, "ADDRESS", 1) } else { piece.to_owned() });
+    }
+    parts.concat()
+}
+
 /// Hides the user name in the path of a home directory.
 fn hide_home(path: &str) -> String {
     match path.strip_prefix('/').and_then(|rest| rest.split_once('/')) {
@@ -298,6 +325,13 @@ mod tests {
         assert_eq!(hide_address("fe80::1"), "ADDRESS");
         assert_eq!(hide_address("mlx5_0:1"), "mlx5_0:1");
         assert_eq!(hide_address("PHB"), "PHB");
+        let text = hide_addresses(
+            "peer 10.1.2.3: (/users/someone/lib.so), /usr/lib/x.so, 5 GB/s on [fe80::1]:80 10.1.2.3/24, --peer=10.1.2.4:5. std::fs",
+        );
+        assert_eq!(
+            text,
+            "peer ADDRESS: (PATH), /usr/lib/x.so, 5 GB/s on [ADDRESS]:80 ADDRESS/24, --peer=ADDRESS. std::fs"
+        );
         assert!(is_harmless("iommu=pt") && is_harmless("iommu.passthrough=1") && !is_harmless("root=UUID=1"));
         assert_eq!(hide_home("/etc/nccl.conf"), "/etc/nccl.conf");
         assert_eq!(hide_home("/users/someone/.nccl.conf"), "~/.nccl.conf");
