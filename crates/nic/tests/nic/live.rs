@@ -1,11 +1,12 @@
 //! The counters that devices publish in the user's runtime directory.
 
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 use std::time::{Duration, SystemTime};
 
-use crate::common::{child, pair, role, until};
+use crate::common::{child, pair, role, until, waive};
 use nobounce_nic::soft::{Mtu, last_snapshot, live_folder};
 use nobounce_nic::work::Operation;
 
@@ -29,12 +30,22 @@ fn named(folder: &Path, ending: &str) -> Vec<PathBuf> {
 /// Moves bytes until it is killed, or for a moment.
 fn in_role(role: &str) {
     let (a, b) = pair("127.63.9.1", 4096, Mtu::Mtu1024);
-    let until = SystemTime::now() + Duration::from_millis(if role == "ends" { 10 } else { 20_000 });
+    if role == "fills" {
+        let rest = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR").unwrap()).join("rest");
+        let mut rest = std::fs::File::create(rest).unwrap();
+        // Page by page: a long write ends before the last ones.
+        let filled = (0..1000).find(|_| rest.write_all(&[1; 4096]).is_err());
+        assert!(filled.is_some(), "the file system is full now");
+    }
+    let until = SystemTime::now() + Duration::from_millis(if role == "goes on" { 20_000 } else { 600 });
     while SystemTime::now() < until {
         a.post(Operation::Write(b.remote(0)), 0, 4000);
         a.succeed(1);
         std::thread::sleep(Duration::from_millis(1));
     }
+    // The first device closes first: the other one's end would free a page for its report.
+    drop(a);
+    drop(b);
 }
 
 #[test]
@@ -91,6 +102,61 @@ fn counters_are_published_while_a_device_is_open_and_kept_after_it() {
     }
     live_folder::prune(&folder);
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    std::fs::remove_dir_all(runtime).unwrap();
+}
+
+/// A device on a file system of its own: 64 KiB that are free, full from the start, full later, or
+/// read-only.
+#[test]
+fn traffic_goes_on_where_nothing_can_be_written() {
+    let test = "live::counters_are_published_while_a_device_is_open_and_kept_after_it";
+    let refused = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", "/tmp"]).output();
+    if !refused.as_ref().is_ok_and(|output| output.status.success()) {
+        return waive("live-folder", "a tmpfs cannot be mounted in a namespace of its own (unshare -m)");
+    }
+    for (what, prepare, role) in [
+        ("small", "true", "ends"),
+        ("full", "head -c 1M /dev/zero >\"$0/rest\"; true", "ends"),
+        ("filled", "true", "fills"),
+        ("read-only", "mkdir -m 700 \"$0/nobounce\" && mount -o remount,ro \"$0\"", "ends"),
+    ] {
+        let runtime = runtime(what);
+        let script = format!(
+            "mount -t tmpfs -o size=64k,mode=700 none \"$0\" && {{ {prepare}; }} && \"$@\" >&2 && ls \"$0/nobounce\""
+        );
+        let program = child(test, role);
+        let mut command = Command::new("unshare");
+        command
+            .args(["-m", "sh", "-c", &script])
+            .arg(&runtime)
+            .arg(program.get_program())
+            .args(program.get_args());
+        let set = program.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        let addresses = "127.63.9.2,127.63.9.1";
+        let output =
+            command.envs(set).env("XDG_RUNTIME_DIR", &runtime).env("NOBOUNCE_ADDR", addresses).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+        let left = String::from_utf8_lossy(&output.stdout).into_owned();
+        let reports = left.lines().filter(|name| name.ends_with(".json")).count();
+        assert_eq!(reports, left.lines().count(), "{what}: only reports are left: {left}");
+        assert_eq!(reports > 0, what == "small", "{what}: {left}");
+        std::fs::remove_dir(runtime).unwrap();
+    }
+}
+
+#[test]
+fn files_that_would_block_a_reader_are_left_alone() {
+    let runtime = runtime("fifo");
+    for name in ["1-0.open", "2-0.dead", "3-0.json"] {
+        assert!(Command::new("mkfifo").arg(runtime.join(name)).status().unwrap().success());
+        assert!(!live_folder::is_alive(&runtime.join(name)));
+        assert_eq!(live_folder::read(&runtime.join(name)), None);
+    }
+    std::os::unix::fs::symlink("/dev/zero", runtime.join("4-0.json")).unwrap();
+    assert_eq!(live_folder::read(&runtime.join("4-0.json")), None);
+    live_folder::prune(&runtime);
+    assert_eq!(named(&runtime, "open").len(), 1);
     std::fs::remove_dir_all(runtime).unwrap();
 }
 

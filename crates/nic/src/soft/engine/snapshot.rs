@@ -130,7 +130,8 @@ impl Keeper {
         kept.totals.insert(self.number, totals);
         let mut sum = Totals::default();
         kept.totals.values().for_each(|one| sum.add(one));
-        let text = totals::text_of(&kept.head, &sum);
+        // A text that does not fit would be dropped, and the counters would stand still.
+        let text = totals::text_within(&kept.head, &sum, SNAPSHOT_PLACE - SNAPSHOT_HEAD);
         kept.files.iter_mut().for_each(|file| file.keep(&text));
     }
 }
@@ -186,6 +187,22 @@ mod tests {
         // The process was killed while it wrote the fifth.
         file[SNAPSHOT_PLACE..SNAPSHOT_PLACE + 8].fill(0);
         assert_eq!(last_snapshot(&file), Some("three and more".as_bytes()));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn counters_go_on_with_long_reasons() {
+        let path = std::env::temp_dir().join(format!("snapshots-of-reasons-{}", std::process::id()));
+        let keeper = Keeper::new(vec![Snapshots::create(&path).unwrap()], "\"version\": 1".to_owned());
+        for packets in 1..4 {
+            let mut totals = Totals::default();
+            totals.counters.sent_pkts = packets;
+            totals.fallbacks.extend((0..32).map(|n| format!("{n}{}", "x".repeat(1000 * n))));
+            keeper.keep(totals);
+            let file = std::fs::read(&path).unwrap();
+            let text = String::from_utf8_lossy(last_snapshot(&file).unwrap()).into_owned();
+            assert!(text.contains(&format!("\"packets_sent\": {packets},")), "{text}");
+        }
         std::fs::remove_file(&path).unwrap();
     }
 

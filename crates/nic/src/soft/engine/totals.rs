@@ -12,10 +12,25 @@ use nobounce_protocol::qp::Status;
 use crate::soft::config::Config;
 use crate::soft::counters::{self, Counters};
 use crate::soft::engine::{Core, Engine};
+use crate::soft::port_speed::PortSpeed;
 use crate::tally::{PathCounters, PathTotals, Tally};
 
 /// Peers named in a report.
 const MOST_PEERS: usize = 16;
+/// Longest program name in a report, in bytes: `argv[0]` may have any length.
+const MOST_NAME: usize = 255;
+/// Bytes of each list of reasons in a report that has to be short, and of one reason.
+const SHORT_REASONS: usize = 2048;
+const SHORT_REASON: usize = 512;
+
+/// What is known about a device when it opens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) local: IpAddr,
+    /// Which threads drive it.
+    pub(crate) progress: &'static str,
+    pub(crate) speed: PortSpeed,
+}
 
 /// The sum of what a device's engines have done.
 #[derive(Clone, Debug, Default)]
@@ -87,23 +102,35 @@ impl Core {
     }
 }
 
-/// The totals of a device at `local` so far, in the form of its report.
-pub(crate) fn so_far(local: IpAddr, totals: &Totals) -> String {
-    text_of(&head(local), totals)
+/// The totals of a device so far, in the form of its report.
+pub(crate) fn so_far(identity: Identity, totals: &Totals) -> String {
+    text_of(&head(identity), totals)
 }
 
 /// The fields known at open.
-pub(crate) fn head(local: IpAddr) -> String {
-    let (pid, program) = (std::process::id(), text(&program_name().to_string_lossy()));
+pub(crate) fn head(Identity { local, progress, speed }: Identity) -> String {
+    let (pid, program) = (std::process::id(), text(cut(&program_name().to_string_lossy(), MOST_NAME)));
+    let gigabits = speed.gigabits();
     let device = Config::device_name(local);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     format!(
         "\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"device\": \"{device}\", \"address\": \"{local}\", \
-         \"since\": {since}"
+         \"since\": {since}, \"progress\": \"{progress}\", \"rate_gbps\": {gigabits}"
     )
 }
 
+/// The report.
 pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
+    with_reasons(head, totals, usize::MAX)
+}
+
+/// The report in at most so many bytes: with fewer and shorter reasons where it is too long.
+pub(crate) fn text_within(head: &str, totals: &Totals, most: usize) -> String {
+    let text = text_of(head, totals);
+    if text.len() <= most { text } else { with_reasons(head, totals, SHORT_REASONS) }
+}
+
+fn with_reasons(head: &str, totals: &Totals, most: usize) -> String {
     let counters = &totals.counters;
     let mut moved = PathCounters::default();
     totals.moved.values().for_each(|one| moved.add(one));
@@ -111,8 +138,7 @@ pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
     let errors = errors.map(|status| (format!("{status:?}"), counters.failed(status)));
     let peers: BTreeSet<_> = totals.moved.keys().collect();
     let peers: Vec<_> = peers.into_iter().take(MOST_PEERS).map(|peer| format!("\"{peer}\"")).collect();
-    let quoted =
-        |reasons: &BTreeSet<String>| reasons.iter().map(|reason| text(reason)).collect::<Vec<_>>().join(", ");
+    let quoted = |reasons| reasons_within(reasons, most);
     let lines = [
         head.to_owned(),
         format!("\"in\": {}", paths(&moved.inbound)),
@@ -132,6 +158,27 @@ pub(crate) fn text_of(head: &str, totals: &Totals) -> String {
         format!("\"engine_cpu_ns\": {}", totals.cpu_ns),
     ];
     format!("{{\n  {}\n}}\n", lines.join(",\n  "))
+}
+
+/// JSON strings, as many as fit; the last one counts those that do not.
+fn reasons_within(reasons: &BTreeSet<String>, most: usize) -> String {
+    let (mut list, mut len) = (Vec::new(), 0);
+    for reason in reasons {
+        let quoted = text(if most == usize::MAX { reason } else { cut(reason, SHORT_REASON) });
+        if len + quoted.len() > most {
+            list.push(format!("\"and {} more\"", reasons.len() - list.len()));
+            break;
+        }
+        len += quoted.len();
+        list.push(quoted);
+    }
+    list.join(", ")
+}
+
+/// The first bytes of a text, in whole characters.
+fn cut(words: &str, most: usize) -> &str {
+    let ends = words.char_indices().map(|(at, c)| at + c.len_utf8());
+    &words[..ends.take_while(|end| *end <= most).last().unwrap_or(0)]
 }
 
 fn program_name() -> OsString {
@@ -173,5 +220,18 @@ mod tests {
     #[test]
     fn names_are_quoted() {
         assert_eq!(text("a \"b\"\\\n"), r#""a \"b\"\\\u000a""#);
+        assert_eq!((cut("äöü", 3), cut("äöü", 4), cut("a", 0)), ("ä", "äö", ""));
+    }
+
+    #[test]
+    fn a_short_report_has_all_counters_and_some_reasons() {
+        let mut totals = Totals { queue_pairs: 77, ..Totals::default() };
+        totals.staged.extend((0..40).map(|n| format!("{n}: {}", "\u{1}ä".repeat(2000))));
+        totals.fallbacks.extend((0..200).map(|n| format!("reason {n}")));
+        let whole = text_within("\"version\": 1", &totals, usize::MAX);
+        assert!(whole.len() > 100_000 && !whole.contains(" more\""));
+        let short = text_within("\"version\": 1", &totals, 16 << 10);
+        assert!(short.len() < 16 << 10, "{}", short.len());
+        assert!(short.contains("\"queue_pairs\": 77,") && short.contains("more\"]"), "{short}");
     }
 }

@@ -5,9 +5,9 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -15,14 +15,16 @@ use std::time::{Duration, SystemTime};
 const KEPT: Duration = Duration::from_secs(600);
 /// Ended devices that are kept at most.
 const MOST_KEPT: usize = 256;
+/// Longest file that is read; a device's files have less than 40 KiB.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// The path of the live folder: `$XDG_RUNTIME_DIR/nobounce`, or below `/run/user/UID`; `/run` for
 /// root. It may not exist.
 fn path() -> Option<PathBuf> {
+    // SAFETY: the call has no preconditions.
+    let user = unsafe { libc::geteuid() };
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let runtime = named.or_else(|| {
-        // SAFETY: the call has no preconditions.
-        let user = unsafe { libc::geteuid() };
         let own = PathBuf::from(format!("/run/user/{user}"));
         if own.is_dir() { Some(own) } else { (user == 0).then(|| PathBuf::from("/run")) }
     })?;
@@ -39,11 +41,51 @@ pub(crate) fn create() -> Option<PathBuf> {
 /// another folder is none.
 #[must_use]
 pub fn existing() -> Option<PathBuf> {
-    let folder = path()?;
-    let found = fs::symlink_metadata(&folder).ok()?;
+    found().ok()
+}
+
+/// Why there is no live folder although devices may be open; `None` if there is one, or none yet.
+#[must_use]
+pub fn trouble() -> Option<String> {
+    found().err().flatten()
+}
+
+/// The live folder, or what is wrong with it.
+fn found() -> Result<PathBuf, Option<String>> {
+    let none = "there is no runtime directory: set XDG_RUNTIME_DIR to a private folder";
+    let folder = path().ok_or_else(|| Some(none.to_owned()))?;
+    let wrong = |what: &str| Err(Some(format!("{} {what}; devices publish nothing", folder.display())));
+    let found = match fs::symlink_metadata(&folder) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(None),
+        Err(error) => return wrong(&format!("cannot be read ({error})")),
+    };
     // SAFETY: the call has no preconditions.
     let user = unsafe { libc::geteuid() };
-    (found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0).then_some(folder)
+    if !found.is_dir() {
+        wrong("is no folder")
+    } else if found.uid() != user {
+        wrong(&format!("belongs to user {}", found.uid()))
+    } else if found.mode() & 0o077 != 0 {
+        wrong(&format!("is open to other users (mode {:o}): chmod 700", found.mode() & 0o777))
+    } else {
+        Ok(folder)
+    }
+}
+
+/// Opens a regular file for reading. Another kind of file could block the open, or the read.
+fn open(path: &Path) -> Option<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    file.metadata().is_ok_and(|found| found.is_file()).then_some(file)
+}
+
+/// A file of the live folder; `None` if it is too long, or no regular file.
+#[must_use]
+pub fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.take(MOST_BYTES + 1).read_to_end(&mut bytes).ok()?;
+    (bytes.len() as u64 <= MOST_BYTES).then_some(bytes)
 }
 
 /// Locks a marker until this process ends. A forked child does not have the lock.
@@ -60,7 +102,7 @@ pub(crate) fn lock(marker: &File) -> io::Result<()> {
 /// calling process: their lock would end.
 #[must_use]
 pub fn is_alive(marker: &Path) -> bool {
-    let Ok(file) = File::open(marker) else { return false };
+    let Some(file) = open(marker) else { return false };
     let mut lock = whole_file();
     // SAFETY: as above.
     let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
@@ -80,7 +122,7 @@ pub fn prune(folder: &Path) {
     let mut ended: Vec<(SystemTime, PathBuf)> = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        let Ok(found) = fs::symlink_metadata(&path) else { continue };
+        let Some(found) = fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file) else { continue };
         match path.extension().and_then(OsStr::to_str) {
             // `part`: left by a process that was killed while it wrote its report.
             Some("json" | "dead" | "part") => ended.extend(found.modified().ok().map(|time| (time, path))),
@@ -91,7 +133,7 @@ pub fn prune(folder: &Path) {
                 let dead = path.with_extension("dead");
                 // Its age counts from now: stores through a mapping do not change a file's time.
                 if fs::rename(&path, &dead).is_ok()
-                    && let Ok(file) = File::open(&dead)
+                    && let Some(file) = open(&dead)
                 {
                     let _ = file.set_modified(SystemTime::now()); // it would go earlier
                 }

@@ -8,13 +8,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::process::private_file;
 use crate::soft::engine::snapshot::Snapshots;
-use crate::soft::engine::totals::{Totals, head, text_of};
+use crate::soft::engine::totals::{Identity, Totals, head, text_of};
 use crate::soft::lifecycle::live_folder;
 
 /// Devices of one process that write a report.
@@ -33,23 +32,23 @@ pub(crate) struct Report {
 
 impl Report {
     /// The reports of a device that opens. A folder that cannot be written is no reason to fail.
-    pub(crate) fn all(local: IpAddr) -> Vec<Self> {
-        Self::from_env(local).into_iter().chain(Self::live(local)).collect()
+    pub(crate) fn all(identity: Identity) -> Vec<Self> {
+        Self::from_env(identity).into_iter().chain(Self::live(identity)).collect()
     }
 
     /// Its report in the live folder, if there is a runtime directory with space.
-    fn live(local: IpAddr) -> Option<Self> {
+    fn live(identity: Identity) -> Option<Self> {
         let folder = live_folder::create()?;
         live_folder::prune(&folder);
-        Self::begin(&folder, local, true)
+        Self::begin(&folder, identity, true)
             .inspect_err(|error| tracing::debug!("no live counters in {}: {error}", folder.display()))
             .ok()
     }
 
     /// Its report for the launcher, if the environment names a folder.
-    fn from_env(local: IpAddr) -> Option<Self> {
+    fn from_env(identity: Identity) -> Option<Self> {
         let folder = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty())?;
-        match Self::begin(Path::new(&folder), local, false) {
+        match Self::begin(Path::new(&folder), identity, false) {
             Ok(report) => Some(report),
             Err(error) => {
                 tracing::warn!("there will be no report in {}: {error}", folder.display());
@@ -58,8 +57,8 @@ impl Report {
         }
     }
 
-    fn begin(folder: &Path, local: IpAddr, lock: bool) -> io::Result<Self> {
-        let (pid, head) = (std::process::id(), head(local));
+    fn begin(folder: &Path, identity: Identity, lock: bool) -> io::Result<Self> {
+        let (pid, head) = (std::process::id(), head(identity));
         // A program that calls exec keeps its process ID: its marker stays, and the next one gets
         // another name.
         for n in 0..MAX_REPORTS {
@@ -72,10 +71,10 @@ impl Report {
                 Ok(mut file) => {
                     // The text comes after the lock: an empty marker is no dead process's
                     // (`live_folder::prune`).
-                    if lock {
-                        live_folder::lock(&file)?;
-                    }
-                    writeln!(file, "{{{head}}}")?;
+                    let locking = if lock { live_folder::lock(&file) } else { Ok(()) };
+                    locking.and_then(|()| writeln!(file, "{{{head}}}")).inspect_err(|_| {
+                        let _ = fs::remove_file(&marker); // the first error is the one to tell
+                    })?;
                     let locked = lock.then_some(file);
                     return Ok(Self { marker, head, written: AtomicBool::new(false), locked });
                 }
@@ -108,8 +107,16 @@ impl Report {
         if self.written.swap(true, Ordering::Relaxed) {
             return;
         }
-        if let Err(error) = self.replace_marker(&text_of(&self.head, totals)) {
+        let Err(error) = self.replace_marker(&text_of(&self.head, totals)) else { return };
+        let _ = fs::remove_file(self.marker.with_extension("part")); // may not exist
+        if self.locked.is_none() {
             tracing::warn!("cannot leave the report {}: {error}", self.marker.display());
+            return;
+        }
+        tracing::debug!("no last counters in {}: {error}", self.marker.display());
+        // The process may live on: a marker with its lock would say that the device is open.
+        for kind in ["live", "open"] {
+            let _ = fs::remove_file(self.marker.with_extension(kind)); // pruned with the process otherwise
         }
     }
 

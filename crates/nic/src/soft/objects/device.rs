@@ -16,7 +16,7 @@ use crate::soft::engine::Joint;
 use crate::soft::engine::memory_windows::Windows;
 use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::totals;
-use crate::soft::engine::totals::Totals;
+use crate::soft::engine::totals::{Identity, Totals};
 use crate::soft::error::CreateQpError;
 use crate::soft::error::OpenError;
 use crate::soft::events::event::{AsyncEvent, Events};
@@ -112,8 +112,7 @@ impl Device {
         let maker = LinkMaker::new(config)?;
         let link = maker.link(0)?;
         let engines = (Some(maker), config.engines());
-        let device = Self::with(link, engines, config.progress.mode(), config.keep_alive)?;
-        Ok(Self { speed: config.speed, ..device })
+        Self::with(link, engines, (config.progress.mode(), config.speed), config.keep_alive)
     }
 
     /// A device with one engine, on the caller's link.
@@ -121,13 +120,13 @@ impl Device {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
-        Self::with(link, (None, 1), Progress::default().mode(), None)
+        Self::with(link, (None, 1), (Progress::default().mode(), PortSpeed::default()), None)
     }
 
     fn with(
         link: Box<dyn Link>,
         (maker, engines): (Option<LinkMaker>, usize),
-        mode: Mode,
+        (mode, speed): (Mode, PortSpeed),
         keep_alive: Option<Duration>,
     ) -> Result<Self, OpenError> {
         let local = link.local();
@@ -141,15 +140,16 @@ impl Device {
             sharers: (engines > 1).then(Arc::default),
             keep_alive,
         };
-        let reports = Report::all(local);
+        let identity = Identity { local, progress: mode.name(), speed };
+        let reports = Report::all(identity);
         let files: Vec<_> = reports.iter().filter_map(Report::snapshots).collect();
-        let keeper = (!files.is_empty()).then(|| Keeper::new(files, totals::head(local)));
+        let keeper = (!files.is_empty()).then(|| Keeper::new(files, totals::head(identity)));
         let engines = Arc::new(EngineSet::new(link, (maker, engines), mode, joint, keeper)?);
         let ending = Ending::new(engines.clone(), reports);
         let (counts, next_id) = (ObjectCounts::default(), AtomicU32::new(1));
         let shared =
             Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
-        Ok(Self { shared, local, max_mtu, speed: PortSpeed::default() })
+        Ok(Self { shared, local, max_mtu, speed })
     }
 
     /// Its address.
@@ -281,7 +281,8 @@ impl Device {
     /// Its totals so far, as the JSON object of its final report (docs/reference/json.md); `None`
     /// in a forked child.
     pub fn report(&self) -> Option<String> {
-        self.shared.totals().map(|totals| totals::so_far(self.local, &totals))
+        let identity = Identity { local: self.local, progress: self.progress(), speed: self.speed };
+        self.shared.totals().map(|totals| totals::so_far(identity, &totals))
     }
 
     /// Makes the device reachable, and starts its engine thread. From then on peers may depend on
