@@ -4,7 +4,7 @@
 mod request;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,6 +18,9 @@ pub(crate) use self::request::Request;
 const MOST_CONNECTIONS: usize = 64;
 /// Bytes of a request.
 const MOST_REQUEST: usize = 8 << 10;
+/// Bytes that are read, and how long, after the answer to a request that is too long.
+const MOST_DRAINED: usize = 8 << 20;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a peer may take for its request, or for a part of the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -119,9 +122,9 @@ fn serve(
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.set_nodelay(true)?;
-    let answered = match read(&mut stream)? {
-        Some(bytes) => respond(&bytes, addr, answer),
-        None => Answer::error(431, "the request is too long"),
+    let (answered, is_whole) = match read(&mut stream)? {
+        Some(bytes) => (respond(&bytes, addr, answer), true),
+        None => (Answer::error(431, "the request is too long"), false),
     };
     match answered {
         Answer::Whole(status, kind, content) => {
@@ -131,7 +134,8 @@ fn serve(
             )
             .into_bytes();
             bytes.extend(content);
-            stream.write_all(&bytes)
+            stream.write_all(&bytes)?;
+            if is_whole { Ok(()) } else { drain(&mut stream) }
         }
         Answer::Events(mut next) => {
             let head = format!(
@@ -143,6 +147,22 @@ fn serve(
             }
         }
     }
+}
+
+/// Reads what a peer still sends, within limits. Closing a socket with unread bytes would reset the
+/// connection, and the peer may never see the answer.
+fn drain(stream: &mut TcpStream) -> std::io::Result<()> {
+    stream.shutdown(std::net::Shutdown::Write)?;
+    let (mut part, mut left) = ([0; 4096], MOST_DRAINED);
+    let until = std::time::Instant::now() + DRAIN_TIMEOUT;
+    stream.set_read_timeout(Some(DRAIN_TIMEOUT))?;
+    while left > 0 && std::time::Instant::now() < until {
+        match stream.read(&mut part)? {
+            0 => break,
+            count => left = left.saturating_sub(count),
+        }
+    }
+    Ok(())
 }
 
 /// The head of a request; `None` if it is too long.
@@ -168,10 +188,14 @@ fn is_for_us(request: &Request, addr: SocketAddr) -> bool {
     if !addr.ip().is_loopback() {
         return true; // any name of this machine
     }
-    let (name, port) = request.host.rsplit_once(':').unwrap_or((request.host.as_str(), "80"));
-    let name = name.trim_start_matches('[').trim_end_matches(']');
-    let is_loopback = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    is_loopback && port.parse() == Ok(addr.port())
+    let host = request.host.to_ascii_lowercase();
+    let host = match host.strip_prefix("localhost") {
+        Some(port) if port.is_empty() || port.starts_with(':') => format!("127.0.0.1{port}"),
+        _ => host,
+    };
+    // Without a port it means port 80.
+    let named = host.parse::<SocketAddr>().or_else(|_| format!("{host}:80").parse());
+    named.is_ok_and(|named| named.ip().is_loopback() && named.port() == addr.port())
 }
 
 const fn reason(status: u16) -> &'static str {
