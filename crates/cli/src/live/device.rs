@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::status::meaning;
+
 /// Whether its process still has it open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -51,6 +53,10 @@ pub(crate) struct Device {
     pub(crate) address: String,
     /// When it was opened, in seconds since 1970.
     pub(crate) since: u64,
+    /// Which threads drive it: `thread` for its own engine threads, `caller` for the program's.
+    pub(crate) progress: String,
+    /// The speed that its port states, in Gb/s.
+    pub(crate) rate_gbps: u32,
     /// By path, from the wire into memory.
     pub(crate) r#in: BTreeMap<String, Moved>,
     /// By path, from memory to the wire.
@@ -69,8 +75,12 @@ pub(crate) struct Device {
 }
 
 /// Names of the paths, in the order of tables.
-#[cfg(feature = "top")]
 pub(crate) const PATHS: [&str; 6] = ["cpu", "window", "copy-engine", "dma-buf", "peermem", "staged"];
+
+/// A sum that stays at the largest number: files of the live folder may hold any.
+fn sum(counts: impl IntoIterator<Item = u64>) -> u64 {
+    counts.into_iter().fold(0, u64::saturating_add)
+}
 
 impl Device {
     pub(super) fn parse(text: &[u8], id: String, state: State) -> Option<Self> {
@@ -83,12 +93,13 @@ impl Device {
         for (to, from) in [(&mut self.r#in, other.r#in), (&mut self.out, other.out)] {
             for (path, moved) in from {
                 let sum = to.entry(path).or_default();
-                sum.bytes += moved.bytes;
-                sum.operations += moved.operations;
+                sum.bytes = sum.bytes.saturating_add(moved.bytes);
+                sum.operations = sum.operations.saturating_add(moved.operations);
             }
         }
         for (name, count) in other.errors {
-            *self.errors.entry(name).or_default() += count;
+            let sum = self.errors.entry(name).or_default();
+            *sum = sum.saturating_add(count);
         }
         for (to, from) in
             [(&mut self.staged_reason, other.staged_reason), (&mut self.udp_reason, other.udp_reason)]
@@ -99,18 +110,35 @@ impl Device {
                 }
             }
         }
-        self.retransmissions += other.retransmissions;
+        self.retransmissions = self.retransmissions.saturating_add(other.retransmissions);
     }
 
     /// Bytes of one direction on all paths.
     pub(crate) fn bytes(direction: &BTreeMap<String, Moved>) -> u64 {
-        direction.values().map(|moved| moved.bytes).sum()
+        sum(direction.values().map(|moved| moved.bytes))
     }
 
     /// Bytes that rested in host buffers, in both directions.
-    #[cfg(feature = "top")]
+    #[cfg(any(test, feature = "top"))]
     pub(crate) fn staged(&self) -> u64 {
-        [&self.r#in, &self.out].iter().filter_map(|paths| paths.get("staged")).map(|moved| moved.bytes).sum()
+        sum([&self.r#in, &self.out].iter().filter_map(|paths| paths.get("staged")).map(|moved| moved.bytes))
+    }
+
+    /// Packets that a link could not send or receive. Losses that were injected are none.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost_of("lost")
+    }
+
+    /// Those whose counter's name has this part.
+    pub(crate) fn lost_of(&self, part: &str) -> u64 {
+        let names = |name: &str| name.contains("lost") && name.contains(part) && name != "fault_lost";
+        sum(self.link.iter().filter(|(name, _)| names(name)).map(|(_, count)| *count))
+    }
+
+    /// Failed work requests.
+    #[cfg(any(test, feature = "top"))]
+    pub(crate) fn failed(&self) -> u64 {
+        sum(self.errors.values().copied())
     }
 
     /// A counter of the link.
@@ -120,14 +148,17 @@ impl Device {
 
     /// As the page takes it.
     pub(super) fn event(&self) -> Value {
-        let errors: Vec<_> =
-            self.errors.iter().map(|(reason, count)| json!({ "reason": reason, "count": count })).collect();
+        let errors = self.errors.iter().filter(|(_, count)| **count > 0);
+        let errors: Vec<_> = errors
+            .map(|(status, count)| json!({ "status": status, "reason": meaning(status), "count": count }))
+            .collect();
         let link = |name: &str| json!({ "out": self.link(&format!("{name}_tx_bytes")), "in": self.link(&format!("{name}_rx_bytes")) });
         json!({
             "id": self.id, "pid": self.pid, "command": self.program, "device": self.device, "address": self.address,
             "state": self.state, "since": self.since, "out": self.out, "in": self.r#in,
             "links": { "shm": link("shm"), "udp": link("udp") }, "retransmissions": self.retransmissions,
-            "dropped": self.packets_dropped, "errors": errors, "staged_reasons": self.staged_reason,
+            "dropped": self.packets_dropped, "lost": self.lost(), "errors": errors,
+            "staged_reasons": self.staged_reason, "udp_reasons": self.udp_reason, "progress": self.progress,
             "engine_cpu_s": std::time::Duration::from_nanos(self.engine_cpu_ns).as_secs_f64(),
             "queue_pairs": self.queue_pairs, "peers": self.peers,
         })

@@ -6,9 +6,10 @@ mod data;
 mod table;
 
 use std::io::{Read as _, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -24,12 +25,12 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// `nobounce ui`: serves until it is ended.
 pub(crate) fn main(args: &UiArgs) -> anyhow::Result<ExitCode> {
-    let data = Data::read(&args.shown)?;
+    let data = Arc::new(Data::read(&args.shown)?);
     let mut server = Server::bind(SocketAddr::new(args.addr, args.port))?;
     server.headers = assets::HEADERS;
     let token = secret()?;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "http://{}/?token={token}", server.addr())?;
+    writeln!(out, "http://{}/?token={token}", reachable(server.addr()))?;
     out.flush()?;
     drop(out);
     eprintln!("Open this address in a browser. Ctrl-C ends the server.");
@@ -55,6 +56,26 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The address to open: where the server listens at all addresses, the one that this machine has
+/// towards others.
+fn reachable(addr: SocketAddr) -> SocketAddr {
+    if !addr.ip().is_unspecified() {
+        return addr;
+    }
+    // Addresses of documentation. Connecting a UDP socket chooses a route, and sends nothing.
+    let (any, far): (IpAddr, IpAddr) = if addr.is_ipv4() {
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into())
+    } else {
+        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into())
+    };
+    let chosen = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((far, 9))?;
+        socket.local_addr()
+    });
+    let here: IpAddr = if addr.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    SocketAddr::new(chosen.map_or(here, |chosen| chosen.ip()), addr.port())
+}
+
 /// All that the page would ask for.
 fn content(data: &Data) -> anyhow::Result<Value> {
     let option = |name: &str, value: &str| (name.to_owned(), value.to_owned());
@@ -71,13 +92,13 @@ fn content(data: &Data) -> anyhow::Result<Value> {
             "software": { "gpu": software("gpu"), "host": software("host") },
         },
         "impact": predict(&[
-            option("nodes", "8"), option("bytes", "15032385536"), option("compute", "400"), option("overlap", "0"),
+            option("nodes", "8"), option("bytes", "14000000000"), option("compute", "400"), option("overlap", "0"),
         ]),
-        "bench": data.bench_all(), "live": live::event(&data.devices()),
+        "bench": data.bench_all(), "live": live::event(&data.devices(), None),
     }))
 }
 
-fn answer(data: &Data, token: &str, request: &Request) -> Answer {
+fn answer(data: &Arc<Data>, token: &str, request: &Request) -> Answer {
     let text = |kind, content: String| Answer::Whole(200, kind, content.into_bytes());
     match request.path.as_str() {
         "/" => return text("text/html; charset=utf-8", assets::HTML.to_owned()),
@@ -112,12 +133,12 @@ fn answer(data: &Data, token: &str, request: &Request) -> Answer {
             None => Answer::error(404, "there is no such measurement"),
         },
         "/api/live" => {
-            let mut is_first = true;
+            let (mut is_first, data) = (true, data.clone());
             Answer::Events(Box::new(move || {
                 if !std::mem::take(&mut is_first) {
                     std::thread::sleep(INTERVAL);
                 }
-                live::event(&live::devices()).to_string()
+                data.event().to_string()
             }))
         }
         _ => Answer::error(404, "there is no such page"),
@@ -128,13 +149,32 @@ fn answer(data: &Data, token: &str, request: &Request) -> Answer {
 #[doc(hidden)]
 pub fn fuzz_request(bytes: &[u8]) {
     use std::sync::OnceLock;
-    static DATA: OnceLock<Option<Data>> = OnceLock::new();
-    let Some(data) = DATA.get_or_init(Data::example) else { return };
+    static DATA: OnceLock<Option<Arc<Data>>> = OnceLock::new();
+    let Some(data) = DATA.get_or_init(|| Data::example().map(Arc::new)) else { return };
+    judge(bytes, &|request| answer(data, "0123456789abcdef", request));
+}
+
+/// Panics if the answer to a request that lacks the token has data, or if it was given to another
+/// host.
+fn judge(bytes: &[u8], answer: &dyn Fn(&Request) -> Answer) {
     let here = SocketAddr::from(([127, 0, 0, 1], 8000));
-    let answered = crate::http::respond(bytes, here, &|request| answer(data, "0123456789abcdef", request));
-    if let Answer::Whole(200, kind, _) = answered {
-        assert_ne!(kind, "application/json", "data without the token");
+    let host = std::cell::Cell::new(None);
+    let seen = |request: &Request| {
+        host.set(Some(request.host.clone()));
+        answer(request)
+    };
+    match crate::http::respond(bytes, here, &seen) {
+        Answer::Events(_) => panic!("a stream without the token"),
+        Answer::Whole(200, kind, _) => assert_ne!(kind, "application/json", "data without the token"),
+        Answer::Whole(..) => {}
     }
+    let Some(host) = host.take() else { return };
+    let name = host.strip_suffix(":8000").unwrap_or_default().to_ascii_lowercase();
+    let is_loopback = match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(inner) => inner.parse() == Ok(Ipv6Addr::LOCALHOST),
+        None => name == "localhost" || name.parse::<Ipv4Addr>().is_ok_and(|ip| ip.octets()[0] == 127),
+    };
+    assert!(is_loopback, "a request to {host:?} was answered");
 }
 
 /// Compares without telling by the time it takes where they differ.
@@ -164,7 +204,7 @@ mod tests {
             authorization: authorization.to_owned(),
             ..Request::default()
         };
-        match answer(&Data::example().unwrap(), "secret", &request) {
+        match answer(&Arc::new(Data::example().unwrap()), "secret", &request) {
             Answer::Whole(status, _, content) => (status, String::from_utf8(content).unwrap()),
             Answer::Events(mut next) => (200, next()),
         }
@@ -182,6 +222,29 @@ mod tests {
         assert_eq!(ask("/api/live?token=wrong", "").0, 401);
         assert_eq!(ask("/../../etc/passwd", "Bearer secret").0, 404);
         assert_eq!(ask("/api/bench/file?name=../../etc/passwd", "Bearer secret").0, 404);
+    }
+
+    #[test]
+    fn the_address_can_be_opened() {
+        for (listens, port) in [("0.0.0.0:8000", 8000), ("[::]:80", 80)] {
+            let shown = reachable(listens.parse().unwrap());
+            assert!(!shown.ip().is_unspecified() && shown.port() == port, "{shown}");
+        }
+        assert_eq!(reachable("127.0.0.1:7".parse().unwrap()).to_string(), "127.0.0.1:7");
+    }
+
+    const REQUEST: &[u8] = b"GET /api/live HTTP/1.1\r\nHost: localhost:8000\r\n\r\n";
+
+    #[test]
+    #[should_panic(expected = "a stream without the token")]
+    fn fuzzing_sees_a_stream_without_the_token() {
+        judge(REQUEST, &|_| Answer::Events(Box::new(String::new)));
+    }
+
+    #[test]
+    #[should_panic(expected = "data without the token")]
+    fn fuzzing_sees_data_without_the_token() {
+        judge(REQUEST, &|_| Answer::json(200, &json!({})));
     }
 
     #[test]
