@@ -1,14 +1,15 @@
 //! The metrics: names, labels and what they count.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::format::{Family, Kind, Sample};
-use crate::live::{Device, State};
+use super::node_sums::Sum;
+use crate::live::{Device, FAILURES, Moved, PATHS, State};
 
-/// Counters of the link that mean a lost packet.
-const LOST: &str = "_lost_";
-
-/// The metrics of these devices; with those of node_exporter's InfiniBand collector too, if wanted.
+/// The metrics of these devices; with those of node_exporter's InfiniBand collector too, where there
+/// are sums for them.
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-pub(super) fn of(devices: &[Device], node_names: bool) -> Vec<Family> {
+pub(super) fn of(devices: &[Device], sums: Option<&BTreeMap<String, Sum>>) -> Vec<Family> {
     let gauge = |name, help, value: fn(&Device) -> f64| each(devices, name, help, Kind::Gauge, value);
     let counter = |name, help, value: fn(&Device) -> f64| each(devices, name, help, Kind::Counter, value);
     let mut families = vec![
@@ -16,7 +17,7 @@ pub(super) fn of(devices: &[Device], node_names: bool) -> Vec<Family> {
             f64::from(u8::from(device.state == State::Live))
         }),
         gauge(
-            "nobounce_device_opened_seconds",
+            "nobounce_device_opened_timestamp_seconds",
             "When the device was opened, in seconds since 1970.",
             |device| device.since as f64,
         ),
@@ -29,7 +30,7 @@ pub(super) fn of(devices: &[Device], node_names: bool) -> Vec<Family> {
             device.packets_dropped as f64
         }),
         counter("nobounce_packets_lost", "Packets that the link could not send or receive.", |device| {
-            device.link.iter().filter(|(name, _)| name.contains(LOST)).map(|(_, count)| *count as f64).sum()
+            device.lost() as f64
         }),
         counter("nobounce_retransmissions", "Retransmissions.", |device| device.retransmissions as f64),
         errors(devices),
@@ -38,8 +39,8 @@ pub(super) fn of(devices: &[Device], node_names: bool) -> Vec<Family> {
             std::time::Duration::from_nanos(device.engine_cpu_ns).as_secs_f64()
         }),
     ];
-    if node_names {
-        families.extend(node_families(devices));
+    if let Some(sums) = sums {
+        families.extend(node_families(sums));
     }
     families
 }
@@ -57,7 +58,7 @@ fn labels(device: &Device) -> Vec<(&'static str, String)> {
 fn with(device: &Device, more: &[(&'static str, &str)], value: f64) -> Sample {
     let mut labels = labels(device);
     labels.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
-    Sample { labels, value }
+    Sample { labels, value, created: device.since }
 }
 
 fn each(
@@ -71,17 +72,19 @@ fn each(
     Family { name, help, kind, samples }
 }
 
+/// The known names and those that a device has besides. A series begins with zero when its device
+/// opens: a rate does not see a series that begins with its first event.
+fn names<'a, T>(known: &[&'a str], found: &'a BTreeMap<String, T>) -> BTreeSet<&'a str> {
+    known.iter().copied().chain(found.keys().map(String::as_str)).collect()
+}
+
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-fn paths(
-    devices: &[Device],
-    name: &'static str,
-    help: &'static str,
-    value: fn(&crate::live::Moved) -> u64,
-) -> Family {
+fn paths(devices: &[Device], name: &'static str, help: &'static str, value: fn(&Moved) -> u64) -> Family {
     let samples = devices.iter().flat_map(|device| {
         [("in", &device.r#in), ("out", &device.out)].into_iter().flat_map(move |(direction, paths)| {
-            paths.iter().map(move |(path, moved)| {
-                with(device, &[("direction", direction), ("path", path)], value(moved) as f64)
+            names(&PATHS, paths).into_iter().map(move |path| {
+                let moved = paths.get(path).copied().unwrap_or_default();
+                with(device, &[("direction", direction), ("path", path)], value(&moved) as f64)
             })
         })
     });
@@ -105,70 +108,113 @@ fn links(devices: &[Device]) -> Family {
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
 fn errors(devices: &[Device]) -> Family {
     let samples = devices.iter().flat_map(|device| {
-        device.errors.iter().map(|(status, count)| with(device, &[("status", status)], *count as f64))
+        names(&FAILURES.map(|(status, _)| status), &device.errors).into_iter().map(|status| {
+            let count = device.errors.get(status).copied().unwrap_or_default();
+            with(device, &[("status", status)], count as f64)
+        })
     });
     let help = "Failed work requests by completion status.";
     Family { name: "nobounce_errors", help, kind: Kind::Counter, samples: samples.collect() }
 }
 
-/// Each device as an adapter with one port. (A sum over devices would fall when one of them ends,
-/// which Prometheus takes for a restart from zero.)
+/// All devices of one name as an adapter with one port, as node_exporter has it. Counters of a
+/// physical port that the software device does not count are absent.
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-fn node_families(devices: &[Device]) -> Vec<Family> {
-    let port = |device: &Device, value| Sample {
-        labels: vec![("device", format!("{}-{}", device.device, device.id)), ("port", "1".to_owned())],
-        value,
+fn node_families(sums: &BTreeMap<String, Sum>) -> Vec<Family> {
+    let family = |name, help, kind, value: fn(&Sum) -> f64| {
+        let samples = sums.iter().map(|(device, sum)| Sample {
+            labels: vec![("device", device.clone()), ("port", "1".to_owned())],
+            value: value(sum),
+            created: sum.created,
+        });
+        Family { name, help, kind, samples: samples.collect() }
     };
-    let sum = |name, help, kind, value: fn(&Device) -> u64| {
-        let samples = devices.iter().map(|device| port(device, value(device) as f64)).collect();
-        Family { name, help, kind, samples }
-    };
+    let counter = |name, help, value| family(name, help, Kind::Counter, value);
+    let gauge = |name, help, value| family(name, help, Kind::Gauge, value);
+    let info = sums.keys().map(|device| Sample {
+        labels: vec![
+            ("device", device.clone()),
+            ("board_id", "nobounce".to_owned()),
+            ("firmware_version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("hca_type", "nobounce".to_owned()),
+        ],
+        value: 1.0,
+        created: 0,
+    });
     vec![
-        sum(
+        Family {
+            name: "node_infiniband_info",
+            help: "Non-numeric data from /sys/class/infiniband/<device>, value is always 1.",
+            kind: Kind::Gauge,
+            samples: info.collect(),
+        },
+        counter(
             "node_infiniband_port_data_received_bytes",
             "Number of data octets received on all links",
-            Kind::Counter,
-            |device| Device::bytes(&device.r#in),
+            |sum| sum.counts.bytes_in as f64,
         ),
-        sum(
+        counter(
             "node_infiniband_port_data_transmitted_bytes",
             "Number of data octets transmitted on all links",
-            Kind::Counter,
-            |device| Device::bytes(&device.out),
+            |sum| sum.counts.bytes_out as f64,
         ),
-        sum(
+        counter(
             "node_infiniband_port_packets_received",
             "Number of packets received on all VLs by this port (including errors)",
-            Kind::Counter,
-            |device| device.packets_received,
+            |sum| sum.counts.packets_in as f64,
         ),
-        sum(
+        counter(
             "node_infiniband_port_packets_transmitted",
             "Number of packets transmitted on all VLs from this port (including errors)",
-            Kind::Counter,
-            |device| device.packets_sent,
+            |sum| sum.counts.packets_out as f64,
         ),
-        Family {
-            name: "node_infiniband_state_id",
-            help: "State of the InfiniBand port (0: no change, 1: down, 2: init, 3: armed, 4: active, 5: act defer)",
-            kind: Kind::Gauge,
-            samples: devices
-                .iter()
-                .map(|device| port(device, if device.state == State::Live { 4.0 } else { 1.0 }))
-                .collect(),
-        },
+        counter(
+            "node_infiniband_port_discards_received",
+            "Number of inbound packets discarded by the port because the port is down or congested",
+            |sum| sum.counts.discards_in as f64,
+        ),
+        counter(
+            "node_infiniband_port_discards_transmitted",
+            "Number of outbound packets discarded by the port because the port is down or congested",
+            |sum| sum.counts.discards_out as f64,
+        ),
+        counter(
+            "node_infiniband_port_errors_received",
+            "Number of packets containing an error that were received on this port",
+            |sum| sum.counts.errors_in as f64,
+        ),
+        gauge(
+            "node_infiniband_state_id",
+            "State of the InfiniBand port (0: no change, 1: down, 2: init, 3: armed, 4: active, 5: act defer)",
+            |sum| if sum.is_live { 4.0 } else { 1.0 },
+        ),
+        gauge(
+            "node_infiniband_physical_state_id",
+            "Physical state of the InfiniBand port (0: no change, 1: sleep, 2: polling, 3: disable, 4: shift, \
+             5: link up, 6: link error recover, 7: phytest)",
+            |sum| if sum.is_live { 5.0 } else { 3.0 },
+        ),
+        gauge("node_infiniband_rate_bytes_per_second", "Maximum signal transfer rate", |sum| {
+            f64::from(sum.rate_gbps) * 1e9 / 8.0
+        }),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::Moved;
     use crate::metrics::format::{Format, text};
+    use crate::metrics::node_sums::NodeSums;
 
     fn device() -> Device {
         let moved = |bytes| [("cpu".to_owned(), Moved { bytes, operations: 2 })].into();
-        let link = [("shm_tx_bytes".to_owned(), 7), ("udp_tx_lost_buffer_full".to_owned(), 3)].into();
+        let link = [
+            ("shm_tx_bytes", 7),
+            ("udp_tx_lost_buffer_full", 3),
+            ("handover_lost", 20),
+            ("udp_rx_lost_queue_full", 100),
+            ("fault_lost", 1000),
+        ];
         Device {
             id: "5-0".to_owned(),
             pid: 5,
@@ -178,21 +224,42 @@ mod tests {
             r#in: moved(10),
             out: moved(20),
             errors: [("RemoteAccess".to_owned(), 1)].into(),
-            link,
+            link: link.map(|(name, count)| (name.to_owned(), count)).into(),
+            since: 1_700_000_000,
+            rate_gbps: 100,
             ..Device::default()
         }
     }
 
     #[test]
     fn every_counter_has_a_name() {
-        insta::assert_snapshot!(text(&of(&[device()], true), Format::Prometheus));
+        let sums = NodeSums::default().taken(&[device()], 1_700_000_005);
+        insta::assert_snapshot!(text(&of(&[device()], Some(&sums)), Format::Prometheus));
+    }
+
+    /// A first event between two scrapes is a rise from zero, and a device that has not written its
+    /// counters yet has all series.
+    #[test]
+    fn every_series_is_there_from_the_start() {
+        let new = Device { r#in: BTreeMap::new(), out: BTreeMap::new(), errors: BTreeMap::new(), ..device() };
+        let series = |device: &Device| {
+            let samples = of(std::slice::from_ref(device), None).into_iter().flat_map(|family| {
+                family.samples.into_iter().map(move |sample| (family.name, sample.labels, sample.created))
+            });
+            samples.collect::<Vec<_>>()
+        };
+        assert_eq!(series(&new), series(&device()));
+        let text = text(&of(&[new], None), Format::OpenMetrics);
+        assert_eq!(text.matches("\nnobounce_bytes_total{").count(), 12);
+        assert_eq!(text.matches("\nnobounce_bytes_created{").count(), 12);
+        assert_eq!(text.matches("} 1700000000\n").count(), text.matches("_created{").count() + 1, "{text}");
     }
 
     #[test]
     fn the_dashboard_asks_for_names_that_exist() {
         let dashboard = include_str!("../../../../docs/grafana/nobounce.json");
         let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
-        let names: Vec<String> = of(&[device()], false)
+        let names: Vec<String> = of(&[device()], None)
             .iter()
             .map(|family| {
                 format!("{}{}", family.name, if family.kind == Kind::Counter { "_total" } else { "" })

@@ -22,6 +22,8 @@ pub(super) enum Kind {
 pub(super) struct Sample {
     pub(super) labels: Vec<(&'static str, String)>,
     pub(super) value: f64,
+    /// When counting began, in seconds since 1970: for counters.
+    pub(super) created: u64,
 }
 
 /// A text format.
@@ -59,6 +61,7 @@ pub(super) fn text(families: &[Family], format: Format) -> String {
 
 fn write_family(text: &mut String, family: &Family, format: Format) -> std::fmt::Result {
     let Family { name, help, kind, samples } = family;
+    let has_created = *kind == Kind::Counter && format == Format::OpenMetrics;
     let (kind, ending) = match kind {
         Kind::Counter => ("counter", "_total"),
         Kind::Gauge => ("gauge", ""),
@@ -67,10 +70,14 @@ fn write_family(text: &mut String, family: &Family, format: Format) -> std::fmt:
     let titled = if format == Format::OpenMetrics { "" } else { ending };
     writeln!(text, "# HELP {name}{titled} {help}")?;
     writeln!(text, "# TYPE {name}{titled} {kind}")?;
-    for Sample { labels, value } in samples {
+    for Sample { labels, value, created } in samples {
         let labels: Vec<_> =
             labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
-        writeln!(text, "{name}{ending}{{{}}} {value}", labels.join(","))?;
+        let labels = labels.join(",");
+        writeln!(text, "{name}{ending}{{{labels}}} {value}")?;
+        if has_created {
+            writeln!(text, "{name}_created{{{labels}}} {created}")?;
+        }
     }
     Ok(())
 }
@@ -92,10 +99,12 @@ mod tests {
             samples: vec![Sample {
                 labels: vec![("program", "a\"b\\c\nd".to_owned())],
                 value: 12_345_678_901.0,
+                created: 17,
             }],
         };
         let empty = Family { name: "none", help: "", kind: Kind::Gauge, samples: Vec::new() };
         let families = [family, empty];
+        let created = "nobounce_bytes_created{program=\"a\\\"b\\\\c\\nd\"} 17\n";
         let line = "nobounce_bytes_total{program=\"a\\\"b\\\\c\\nd\"} 12345678901\n";
         assert_eq!(
             text(&families, Format::Prometheus),
@@ -103,7 +112,7 @@ mod tests {
         );
         assert_eq!(
             text(&families, Format::OpenMetrics),
-            format!("# HELP nobounce_bytes Bytes.\n# TYPE nobounce_bytes counter\n{line}# EOF\n")
+            format!("# HELP nobounce_bytes Bytes.\n# TYPE nobounce_bytes counter\n{line}{created}# EOF\n")
         );
     }
 }

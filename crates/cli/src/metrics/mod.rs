@@ -3,6 +3,7 @@
 pub(crate) mod args;
 mod families;
 mod format;
+mod node_sums;
 
 use std::io::Write;
 use std::path::Path;
@@ -19,7 +20,14 @@ use crate::live;
 const FILE: &str = "nobounce.prom";
 
 pub(crate) fn main(args: &MetricsArgs) -> anyhow::Result<ExitCode> {
-    let text = |node_names, format| format::text(&families::of(&live::devices(), node_names), format);
+    if let Some(trouble) = live::trouble() {
+        eprintln!("nobounce: {trouble}");
+    }
+    let text = |node_names: bool, format| {
+        let devices = live::devices();
+        let sums = node_names.then(|| node_sums::update(&devices));
+        format::text(&families::of(&devices, sums.as_ref()), format)
+    };
     if let Some(addr) = args.listen {
         let server = Server::bind(addr)?;
         eprintln!("scrapes are answered at http://{}/metrics; Ctrl-C ends it", server.addr());
@@ -47,8 +55,13 @@ fn answer(request: &Request, text: impl Fn(Format) -> String) -> Answer {
 /// Replaces the file: a reader sees the old one or the new one, never a part.
 fn replace(folder: &Path, text: &str) -> anyhow::Result<()> {
     let (file, partly) = (folder.join(FILE), folder.join(format!("{FILE}.{}", std::process::id())));
-    std::fs::write(&partly, text).with_context(|| format!("cannot write {}", partly.display()))?;
-    std::fs::rename(&partly, &file).with_context(|| format!("cannot replace {}", file.display()))
+    let written = std::fs::write(&partly, text).with_context(|| format!("cannot write {}", partly.display()));
+    let replaced = written.and_then(|()| {
+        std::fs::rename(&partly, &file).with_context(|| format!("cannot replace {}", file.display()))
+    });
+    replaced.inspect_err(|_| {
+        let _ = std::fs::remove_file(&partly); // the first error is the one to tell
+    })
 }
 
 #[cfg(test)]
@@ -80,6 +93,10 @@ mod tests {
             std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, [FILE]);
         assert_eq!(std::fs::read_to_string(folder.join(FILE)).unwrap(), "two\n");
+        std::fs::remove_file(folder.join(FILE)).unwrap();
+        std::fs::create_dir(folder.join(FILE)).unwrap();
+        assert!(replace(&folder, "").unwrap_err().to_string().contains("cannot replace"));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "no part is left");
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(replace(&folder, "").unwrap_err().to_string().contains("cannot write"));
     }
