@@ -1,7 +1,7 @@
 //! `nobounce top` as it is typed.
 
 const EXAMPLES: &str = "\
-Keys: q quit, s sort by the next column, / filter by program, space freeze, e show ended devices
+Keys: q quit, s sort by rate, total, staged bytes or program, / filter by program, space freeze, e show ended devices
 
 Examples:
   nobounce top                     live view

@@ -36,7 +36,7 @@ pub(crate) fn main(args: &TopArgs) -> anyhow::Result<ExitCode> {
             )?;
             writeln!(out)?;
         } else {
-            write!(out, "{}", view::plain(&rows))?;
+            write!(out, "{}", view::plain(&rows, live::trouble()))?;
         }
         return Ok(ExitCode::SUCCESS);
     }

@@ -21,12 +21,12 @@ pub(super) struct Choices {
     pub(super) ended: bool,
 }
 
-const HEAD: [&str; 12] =
-    ["PID", "PROGRAM", "DEV", "STATE", "OUT/s", "IN/s", "OUT", "IN", "PATHS", "RETR", "ERR", "CPU"];
+const HEAD: [&str; 13] =
+    ["PID", "PROGRAM", "DEV", "STATE", "OUT/s", "IN/s", "OUT", "IN", "PATHS", "RETR", "LOST", "ERR", "CPU"];
 
 /// The cells of a row.
 #[allow(clippy::cast_precision_loss, reason = "figures for people")]
-pub(super) fn cells(row: &Row) -> [String; 12] {
+pub(super) fn cells(row: &Row) -> [String; 13] {
     let device = &row.device;
     [
         device.pid.to_string(),
@@ -39,8 +39,10 @@ pub(super) fn cells(row: &Row) -> [String; 12] {
         decimal(Device::bytes(&device.r#in) as f64),
         row.paths(),
         device.retransmissions.to_string(),
-        device.errors.values().sum::<u64>().to_string(),
-        format!("{:.0} %", row.engine_cpu * 100.0),
+        device.lost().to_string(),
+        device.failed().to_string(),
+        // The threads of the program drive it: their time cannot be told from the program's own.
+        if device.progress == "caller" { "-".to_owned() } else { format!("{:.0} %", row.engine_cpu * 100.0) },
     ]
 }
 
@@ -55,12 +57,14 @@ pub(super) fn reasons(rows: &[Row]) -> Vec<String> {
                 format!("staged: {name} ({}): {}", device.pid, nobounce_topology::clean(reason))
             }),
         );
-        lines.extend(
-            device
-                .errors
-                .iter()
-                .map(|(status, count)| format!("errors: {name} ({}): {count} x {status}", device.pid)),
-        );
+        lines.extend(device.errors.iter().filter(|(_, count)| **count > 0).map(|(status, count)| {
+            let meaning = crate::live::meaning(status);
+            let meaning = if meaning.is_empty() { String::new() } else { format!(": {meaning}") };
+            let status = nobounce_topology::clean(status);
+            format!("errors: {name} ({}): {count} x {status}{meaning}", device.pid)
+        }));
+        let udp = device.udp_reason.iter().map(|reason| nobounce_topology::clean(reason));
+        lines.extend(udp.map(|reason| format!("UDP: {name} ({}): {reason}", device.pid)));
     }
     lines.dedup();
     lines
@@ -83,7 +87,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, rows: &[Row], choices: &Choices) {
         };
         TableRow::new(cells(row).map(Cell::from)).style(style)
     });
-    let widths = [8, 16, 4, 7, 10, 10, 10, 10, 22, 6, 6, 6].map(Constraint::Length);
+    let widths = [7, 16, 4, 6, 9, 9, 9, 9, 19, 5, 5, 5, 5].map(Constraint::Length);
     let header = TableRow::new(HEAD.map(Cell::from)).style(bold);
     frame.render_widget(Table::new(lines, widths).header(header).column_spacing(1), table);
     let text: Vec<Line<'_>> = reasons.into_iter().take(6).map(Line::from).collect();
@@ -113,11 +117,12 @@ fn title(rows: &[Row], choices: &Choices) -> Line<'static> {
 }
 
 /// The same as plain text.
-pub(super) fn plain(rows: &[Row]) -> String {
+pub(super) fn plain(rows: &[Row], trouble: Option<String>) -> String {
     if rows.is_empty() {
-        return "no device is open, and none ended in the last minutes\n".to_owned();
+        let why = trouble.map_or_else(String::new, |why| format!("{why}\n"));
+        return format!("no device is open, and none ended in the last minutes\n{why}");
     }
-    let lines: Vec<[String; 12]> =
+    let lines: Vec<[String; 13]> =
         std::iter::once(HEAD.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
@@ -146,6 +151,10 @@ mod tests {
     fn some_rows() -> Vec<Row> {
         let mut staged = device("2-0", "python3", "staged", 5_000_000, State::Live);
         staged.staged_reason = vec!["managed memory moves between host and GPU".to_owned()];
+        staged.progress = "caller".to_owned();
+        staged.errors = [("RetryExceeded".to_owned(), 2), ("RemoteAccess".to_owned(), 0)].into();
+        staged.link = [("handover_lost".to_owned(), 3), ("fault_lost".to_owned(), 9)].into();
+        staged.udp_reason = vec!["the peer allows no shared memory".to_owned()];
         let now = [device("1-0", "ib_write_bw\x1b[2J", "cpu", 123_456_789, State::Live), staged];
         rows(&[], &now, std::time::Duration::from_secs(1))
     }
@@ -160,7 +169,9 @@ mod tests {
 
     #[test]
     fn a_table() {
-        insta::assert_snapshot!(plain(&some_rows()));
-        assert_eq!(plain(&[]), "no device is open, and none ended in the last minutes\n");
+        insta::assert_snapshot!(plain(&some_rows(), None));
+        let none = "no device is open, and none ended in the last minutes\n";
+        assert_eq!(plain(&[], None), none);
+        assert_eq!(plain(&[], Some("the folder is open".to_owned())), format!("{none}the folder is open\n"));
     }
 }
