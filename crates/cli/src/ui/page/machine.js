@@ -1,6 +1,6 @@
 // Tab "Machine": the PCI tree, the facts of its devices, the path of the bytes.
-import { h, s, put, fact, fixList, num, pcie, say, select, size, DISTANCES, PATHS } from './util.js';
-import { bytePath, layout, treeModel } from './tree.js';
+import { commandLine, h, s, put, fact, fixList, num, pcie, say, select, size, DISTANCES, PATHS } from './util.js';
+import { bytePath, layout, nvlinkOf, treeModel } from './tree.js';
 
 const state = { data: null, gpu: null, nic: null, focus: null };
 let machineHost = null, drawing = null, lastLayout = null;
@@ -61,8 +61,9 @@ function summary(data) {
 function key(data) {
   const line = (cls, text) => h('li', {}, s('svg', { width: 26, height: 10, 'aria-hidden': 'true' },
     s('line', { class: cls, x1: 1, x2: 25, y1: 5, y2: 5 })), text);
-  const nvlink = (fact(data.facts.gpus) || []).some(g => g.nvlinks > 0);
-  return h('ul', { className: 'legend key' }, line('wire', 'PCIe'), nvlink && line('nvlink', 'NVLink'),
+  const { joined, linked } = nvlinkOf(fact(data.facts.gpus) || []);
+  return h('ul', { className: 'legend key' }, line('wire', 'PCIe'), joined && line('nvlink', 'NVLink'),
+    linked.size > 0 && !joined && h('li', {}, 'NVLink is not drawn: which GPUs it joins is unknown'),
     data.topo.nodes.length > 1 && line('socket', 'link between sockets'),
     line('bytes p-direct', 'path: direct'), line('bytes p-slow', 'direct, but slow'), line('bytes p-staged', 'staged through host memory'));
 }
@@ -155,7 +156,7 @@ function draw() {
   const width = drawing.clientWidth || 900;
   drawing.dataset.width = String(width);
   const gpus = fact(data.facts.gpus) || [];
-  const nvlinks = Math.max(0, ...gpus.map(g => fact(g.nvlinks) || 0));
+  const { joined, links } = nvlinkOf(gpus);
   const model = treeModel(data.topo);
   if (!model.length || !model.some(m => m.lanes.length)) {
     put(drawing, h('p', { className: 'empty' }, 'No GPU, RDMA adapter or NVMe drive on the PCI bus. ',
@@ -163,7 +164,7 @@ function draw() {
     lastLayout = null;
     return;
   }
-  const out = lastLayout = layout(model, width, nvlinks > 0 && gpus.length > 1);
+  const out = lastLayout = layout(model, width, joined);
   const poly = (points, cls) => s('polyline', { class: cls, points: points.map(p => p.join(',')).join(' ') });
   const root = s('svg', { class: 'tree-svg', width, height: out.height, viewBox: `0 0 ${width} ${out.height}`, role: 'group',
     'aria-label': 'PCI tree. Arrow keys move between devices, Enter chooses a GPU or an adapter.' });
@@ -176,7 +177,7 @@ function draw() {
   for (const bar of out.bars) {
     root.append(s('rect', { class: 'nvbar', x: bar.x, y: bar.y, width: bar.w, height: bar.h, rx: 3 }),
       s('text', { class: 'nvtext', x: bar.x + bar.w / 2, y: bar.y + 14, 'text-anchor': 'middle' },
-        bar.w > 190 ? `NVLink, ${nvlinks} links per GPU` : `NVLink x${nvlinks}`));
+        bar.w > 190 ? `NVLink, ${links} links per GPU` : `NVLink x${links}`));
   }
   const boxes = [...out.boxes.values()];
   for (const box of boxes) {
@@ -316,7 +317,7 @@ function renderPanel() {
   const gpus = [...data.index.gpus.values()], nics = [...data.index.nics.values()];
   if (!gpus.length || !nics.length) {
     put(panel, h('h2', {}, 'Path of the bytes'), h('p', {}, gpus.length ? 'This machine has no RDMA adapter. ' : 'This machine has no GPU. ',
-      'A path needs a GPU and an adapter.'), h('p', {}, 'The software NIC gives programs RDMA without an adapter:'), fixList(['nobounce run -- PROGRAM']));
+      'A path needs a GPU and an adapter.'), h('p', {}, 'The software NIC gives programs RDMA without an adapter:'), commandLine('nobounce run -- PROGRAM'));
     return;
   }
   const pick = (list, value, label, kind, text) => {
@@ -351,7 +352,7 @@ function verdictView(v) {
     reasons.length ? [h('h3', {}, reasons.length > 1 ? 'Reasons' : 'Reason'),
       reasons.map(({ reason, finding }) => h('div', { className: 'reason' },
         h('p', {}, h('b', {}, reason)), finding && h('p', { className: 'muted' }, finding.why),
-        finding && finding.fix.length ? [h('h4', {}, 'Fix'), fixList(finding.fix)] : null))] : null);
+        finding && finding.fix_parts.length ? [h('h4', {}, 'Fix'), fixList(finding.fix_parts)] : null))] : null);
 }
 
 function matrix(data) {

@@ -1,4 +1,5 @@
 // The PCI tree: model from `topo --json`, layout for the width at hand, path of the bytes.
+import { fact } from './util.js';
 
 const DEVICE = new Set(['gpu', 'nic', 'nvme']);
 const ORDER = { nic: 0, nvme: 1, gpu: 2 };
@@ -37,6 +38,21 @@ function lanesOf(node) {
   return lanes;
 }
 
+/** GPUs whose NVLinks all lead to a switch, or to every other GPU (4 of them): by name, since no file tells what a link leads to. */
+const MESH = /A100-SXM|A800-SXM|H100 80GB HBM3|H100 SXM|H800(?! PCIe)|H20\b|H200(?! NVL)|B[123]00\b/;
+
+/**
+ * The GPUs with NVLink: the set of them, and the same set as `joined` where each reaches every other. Otherwise
+ * (bridged pairs, cube meshes) which ones are joined is unknown, and nothing is drawn. `links`: of each GPU.
+ */
+export function nvlinkOf(gpus) {
+  const of = gpu => { const links = gpu.nvlinks; return typeof links === 'number' ? links : 0; };
+  const some = gpus.filter(gpu => of(gpu) > 0), links = Math.max(0, ...some.map(of));
+  const linked = new Set(some.map(gpu => gpu.address));
+  const full = some.length === 2 || some.length > 2 && some.every(gpu => of(gpu) === links && MESH.test(fact(gpu.name) || ''));
+  return { linked, links, joined: full ? linked : null };
+}
+
 /** Groups the tree by NUMA node and by switch (or root bus). */
 export function treeModel(topo) {
   return topo.nodes.map((node, index) => ({ node, index, lanes: lanesOf(node) }));
@@ -44,9 +60,9 @@ export function treeModel(topo) {
 
 const flat = items => items.flatMap(item => [item, ...(item.below ? flat(item.below) : [])]);
 
-/** Positions for a drawing of the given width: boxes by id, NVLink bars, socket links, height. */
-export function layout(model, width, hasNvlink) {
-  const out = { boxes: new Map(), numa: [], bars: [], stubs: [], sockets: [], height: 0, narrow: false };
+/** Positions for a drawing of the given width: boxes by id, NVLink bars (of a set of GPUs, or null), socket links, height. */
+export function layout(model, width, nvlink) {
+  const out = { nvlink, boxes: new Map(), numa: [], bars: [], stubs: [], sockets: [], height: 0, narrow: false };
   const columns = lane => lane.items.some(i => i.below) ? 1 : Math.max(1, Math.ceil(lane.items.length / 6));
   const wide = model.map(m => m.lanes.reduce((sum, lane) => sum + columns(lane), 0) || 1);
   const total = wide.reduce((a, b) => a + b, 0);
@@ -60,28 +76,28 @@ export function layout(model, width, hasNvlink) {
     if (used < width) x = (width - used) / 2;
     for (const [i, m] of model.entries()) {
       const w = Math.max(wide[i] * (column + 10) + 6, 240);
-      wideNode(out, m, x, 0, w, column, columns, hasNvlink);
+      wideNode(out, m, x, 0, w, column, columns, nvlink);
       x += w + socketGap;
     }
     const bottom = Math.max(...out.numa.map(n => n.y + n.h));
     for (const n of out.numa) { n.h = bottom - n.y; moveBar(out, n); }
-    sideBySide(out, hasNvlink);
+    sideBySide(out, nvlink);
   } else if (Math.max(...wide) && fits(Math.max(...wide), 1) >= least) {
     let y = 0;
     for (const [i, m] of model.entries()) {
       const column = Math.min(170, fits(wide[i], 1) - 2);
-      wideNode(out, m, 0, y, width - 12, column, columns, hasNvlink);
+      wideNode(out, m, 0, y, width - 12, column, columns, nvlink);
       y = out.numa.at(-1).y + out.numa.at(-1).h + 26;
     }
-    stacked(out, width, hasNvlink);
+    stacked(out, width, nvlink);
   } else {
     out.narrow = true;
     let y = 0;
     for (const m of model) {
-      narrowNode(out, m, y, width - 12, hasNvlink);
+      narrowNode(out, m, y, width - 12, nvlink);
       y = out.numa.at(-1).y + out.numa.at(-1).h + 26;
     }
-    stacked(out, width, hasNvlink);
+    stacked(out, width, nvlink);
   }
   out.height = Math.max(...out.numa.map(n => n.y + n.h), 60) + 2;
   return out;
@@ -101,7 +117,7 @@ function header(out, m, x, y, w) {
   return cpu;
 }
 
-function wideNode(out, m, x, y, w, column, columns, hasNvlink) {
+function wideNode(out, m, x, y, w, column, columns, nvlink) {
   const numa = { index: m.index, x, y, w, h: 0, label: m.node.label };
   out.numa.push(numa);
   const cpu = header(out, m, x, y, w);
@@ -119,40 +135,40 @@ function wideNode(out, m, x, y, w, column, columns, hasNvlink) {
     if (cols > 1) {
       lane.items.forEach((item, i) => {
         const c = Math.floor(i / per), r = i % per;
-        const last = placeItems(out, [item], laneX + c * (column + 10), headY + HEAD + GAP + r * (BOX + GAP), column, head, hasNvlink, m.index);
+        const last = placeItems(out, [item], laneX + c * (column + 10), headY + HEAD + GAP + r * (BOX + GAP), column, head, nvlink, m.index);
         bottom = Math.max(bottom, last);
       });
-    } else bottom = Math.max(bottom, placeItems(out, lane.items, laneX, headY + HEAD + GAP, column, head, hasNvlink, m.index));
+    } else bottom = Math.max(bottom, placeItems(out, lane.items, laneX, headY + HEAD + GAP, column, head, nvlink, m.index));
     laneX += laneW + 10;
   }
   numa.h = bottom - y + 6;
-  if (hasNvlink && gpusOf(out, m.index).length) {
+  if (nvlink && gpusOf(out, m.index).length) {
     out.bars.push({ index: m.index, x: x + 8, y: bottom + 10, w: w - 16, h: 20 });
     numa.h += 32;
   }
 }
 
-function placeItems(out, items, x, y, w, parent, hasNvlink, numaIndex) {
+function placeItems(out, items, x, y, w, parent, nvlink, numaIndex) {
   const rail = x + 6;
   for (const item of items) {
-    const inner = x + 17, right = hasNvlink ? 9 : 0;
+    const inner = x + 17, right = nvlink ? 9 : 0;
     const tall = item.below ? 26 : BOX;
     const box = addBox(out, item.branch.address, item.branch.kind, inner, y, w - 17 - right, tall,
       { branch: item.branch, parent: parent.id, numaIndex });
     box.conn = [[inner, box.cy], [rail, box.cy], [rail, parent.y + parent.h]];
     box.nvlinkX = x + w - 4;
     y += tall + GAP;
-    if (item.below) y = placeItems(out, item.below, x + 12, y, w - 12, box, hasNvlink, numaIndex);
+    if (item.below) y = placeItems(out, item.below, x + 12, y, w - 12, box, nvlink, numaIndex);
   }
   return y;
 }
 
-function narrowNode(out, m, y, w, hasNvlink) {
+function narrowNode(out, m, y, w, nvlink) {
   const numa = { index: m.index, x: 0, y, w, h: 0, label: m.node.label };
   out.numa.push(numa);
   const cpu = header(out, m, 0, y, w);
   const trunk = 14, headX = 26, headW = 74;
-  const right = hasNvlink ? 14 : 8;
+  const right = nvlink ? 14 : 8;
   const area = w - headX - headW - 10 - right;
   const perRow = Math.max(2, Math.floor(area / 118));
   const cell = (area - (perRow - 1) * 6) / perRow;
@@ -174,7 +190,7 @@ function narrowNode(out, m, y, w, hasNvlink) {
     at += laneH + 10;
   }
   numa.h = at - y + 2;
-  if (hasNvlink && gpusOf(out, m.index).length) {
+  if (nvlink && gpusOf(out, m.index).length) {
     out.bars.push({ index: m.index, x: 8, y: at, w: w - 16, h: 20 });
     numa.h += 28;
   }
@@ -193,7 +209,8 @@ function narrowRows(devices, perRow) {
   return rows;
 }
 
-const gpusOf = (out, index) => [...out.boxes.values()].filter(b => b.kind === 'gpu' && b.numaIndex === index);
+/** The GPUs of a NUMA node that NVLink joins. */
+const gpusOf = (out, index) => [...out.boxes.values()].filter(b => b.numaIndex === index && out.nvlink.has(b.id));
 const moveBar = (out, numa) => {
   const bar = out.bars.find(b => b.index === numa.index);
   if (bar) bar.y = numa.y + numa.h - 28;
@@ -206,18 +223,18 @@ function stubs(out) {
     }
   }
 }
-function sideBySide(out, hasNvlink) {
-  for (let i = 1; i < out.numa.length; i += 1) {
-    const a = out.boxes.get(`mem${out.numa[i - 1].index}`), b = out.boxes.get(`cpu${out.numa[i].index}`);
-    out.sockets.push({ from: i - 1, to: i, points: [[a.x + a.w, a.cy + 9], [b.x, b.cy + 9]], under: a });
-  }
-  for (const link of out.sockets) {
-    // The link leaves the processor, not its memory: route it above the boxes.
-    const a = out.boxes.get(`cpu${out.numa[link.from].index}`), b = out.boxes.get(`cpu${out.numa[link.to].index}`);
+/** Links every NUMA node to every other, along one line beside the boxes. */
+function sockets(out, route) {
+  const cpus = out.numa.map(n => out.boxes.get(`cpu${n.index}`));
+  cpus.forEach((a, from) => cpus.slice(from + 1).forEach((b, i) => out.sockets.push({ from, to: from + 1 + i, points: route(a, b) })));
+}
+function sideBySide(out, nvlink) {
+  // The link leaves the processor, not its memory: above the boxes.
+  sockets(out, (a, b) => {
     const y = a.y - 7, x = a.x + a.w - 16;
-    link.points = [[x, a.y], [x, y], [b.x + 16, y], [b.x + 16, b.y]];
-  }
-  if (hasNvlink) {
+    return [[x, a.y], [x, y], [b.x + 16, y], [b.x + 16, b.y]];
+  });
+  if (nvlink) {
     stubs(out);
     for (let i = 1; i < out.bars.length; i += 1) {
       const a = out.bars[i - 1], b = out.bars[i];
@@ -225,12 +242,9 @@ function sideBySide(out, hasNvlink) {
     }
   }
 }
-function stacked(out, width, hasNvlink) {
-  for (let i = 1; i < out.numa.length; i += 1) {
-    const a = out.boxes.get(`cpu${out.numa[i - 1].index}`), b = out.boxes.get(`cpu${out.numa[i].index}`);
-    out.sockets.push({ from: i - 1, to: i, points: [[a.x, a.cy], [4, a.cy], [4, b.cy], [b.x, b.cy]] });
-  }
-  if (hasNvlink) {
+function stacked(out, width, nvlink) {
+  sockets(out, (a, b) => [[a.x, a.cy], [4, a.cy], [4, b.cy], [b.x, b.cy]]);
+  if (nvlink) {
     stubs(out);
     for (let i = 1; i < out.bars.length; i += 1) {
       const a = out.bars[i - 1], b = out.bars[i];
