@@ -25,18 +25,28 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Bytes that were moved, or a rate: three digits and a decimal unit, as the bench's.
-pub(crate) fn decimal(mut value: f64) -> String {
-    let mut unit = "B";
-    for next in ["kB", "MB", "GB", "TB"] {
-        if value < 999.5 {
+/// Bytes that were moved, or a rate: three digits and a decimal unit, as the bench's. Rounded in
+/// integers, half up, as the page does it: in floating point a tie depends on the language.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float saturates")]
+pub(crate) fn decimal(value: f64) -> String {
+    let bytes = value.round() as u128;
+    let (mut scale, mut unit) = (1, "B");
+    for next in ["kB", "MB", "GB", "TB", "PB"] {
+        // 999.5 of a unit is 1.00 of the next one.
+        if 2 * bytes < 1999 * scale {
             break;
         }
-        value /= 1000.0;
-        unit = next;
+        (scale, unit) = (scale * 1000, next);
     }
-    let digits = if unit == "B" || value >= 99.95 { 0 } else { usize::from(value < 9.995) + 1 };
-    format!("{value:.digits$} {unit}")
+    let rounded = |parts: u128| (bytes * parts + scale / 2) / scale;
+    match (rounded(100), rounded(10)) {
+        _ if scale == 1 => format!("{bytes} B"),
+        (hundredths, _) if hundredths < 1000 => {
+            format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100)
+        }
+        (_, tenths) if tenths < 1000 => format!("{}.{} {unit}", tenths / 10, tenths % 10),
+        _ => format!("{} {unit}", rounded(1)),
+    }
 }
 
 /// One `--size` argument: a size, or a range walked in powers of two.
@@ -153,6 +163,17 @@ mod tests {
         let shown = [0, 8, 1023, 1024, 1536, 65536, 1 << 20, 8 << 20, 1 << 31].map(|n| Bytes(n).to_string());
         let wanted = ["0 B", "8 B", "1023 B", "1 KiB", "1.5 KiB", "64 KiB", "1 MiB", "8 MiB", "2 GiB"];
         assert_eq!(shown, wanted);
+    }
+
+    /// The page's tests read the same file.
+    #[test]
+    #[allow(clippy::cast_precision_loss, reason = "the numbers are exact")]
+    fn sizes_are_rounded_as_on_the_page() {
+        let cases: Vec<(u64, String)> =
+            serde_json::from_str(include_str!("../../../tests/decimal-sizes.json")).unwrap();
+        for (bytes, shown) in cases {
+            assert_eq!(decimal(bytes as f64), shown);
+        }
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn remark(text: &str) -> String {
     };
     let text: String = text.chars().filter(|c| closed(*c)).collect();
     let first = text.split(' ').next().unwrap_or_default();
-    if first.is_empty() || !first.chars().all(|c| c.is_ascii_lowercase() || ",;:".contains(c)) {
+    if first.is_empty() || !first.chars().all(|c| c.is_ascii_lowercase() || "-,;:".contains(c)) {
         return text;
     }
     text[..1].to_ascii_uppercase() + &text[1..]

@@ -87,8 +87,19 @@ const scaled = (value, step, units, text) => {
 const threeDigits = value => value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2);
 /** Message and memory sizes, powers of two. */
 export const size = value => scaled(value, 1024, ['B', 'KiB', 'MiB', 'GiB', 'TiB'], v => Number.isInteger(v) ? String(v) : threeDigits(v));
-/** Counted bytes, powers of ten, as nobounce run prints them. */
-export const bytes = value => scaled(value, 1000, ['B', 'kB', 'MB', 'GB', 'TB', 'PB'], threeDigits);
+/** Counted bytes, powers of ten, as nobounce run prints them: rounded in integers, half up. */
+export function bytes(value) {
+  const n = BigInt(Math.round(value));
+  let scale = 1n, unit = 'B';
+  for (const next of ['kB', 'MB', 'GB', 'TB', 'PB']) {
+    if (2n * n < 1999n * scale) break;
+    scale *= 1000n;
+    unit = next;
+  }
+  const rounded = parts => Number((n * parts + scale / 2n) / scale);
+  const text = scale === 1n ? String(n) : rounded(100n) < 1000 ? (rounded(100n) / 100).toFixed(2) : rounded(10n) < 1000 ? (rounded(10n) / 10).toFixed(1) : String(rounded(1n));
+  return `${text}\u00a0${unit}`;
+}
 export const rate = value => `${bytes(value)}/s`;
 export const count = value => (value || 0).toLocaleString('en-US').replaceAll(',', '\u202f');
 export function micros(value) {
@@ -153,31 +164,22 @@ function copyBySelection(text) {
   return done;
 }
 
+/** Sets a text that is announced: only where it changes, or screen readers would repeat it. */
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
 /** Announces a text to screen readers. */
 export function say(text) {
   const node = document.getElementById('announce');
   if (node) node.textContent = text;
 }
 
-/** Splits a fix of the doctor into a command and a remark. */
-export function splitFix(text) {
-  const starts = /^(sudo|docker|nobounce|unset|export|modprobe|echo|ip|ulimit|setpci|mlxconfig|nvidia-smi|apt|dnf|systemctl|mount|cat|lspci)\s|^[A-Z][A-Z0-9_]+=\S+(\s|$)/;
-  if (!starts.test(text)) return { command: null, remark: text };
-  const cut = text.search(/\s{2,}\(/);
-  if (cut > 0) {
-    const remark = text.slice(cut).trim().replace(/^\(|\)$/g, '');
-    return { command: text.slice(0, cut), remark: remark.charAt(0).toUpperCase() + remark.slice(1) };
-  }
-  if (/[;,] [a-z]+ |, with | or /.test(text) && !/^sudo [^;]*$/.test(text)) return { command: null, remark: text };
-  return { command: text, remark: null };
-}
+/** A command with its button. */
+export const commandLine = text => h('div', { className: 'command' }, h('code', {}, text), copyButton(text));
+/** The doctor's fixes: each a list of {command} and {remark}. */
 export function fixList(fixes) {
-  return h('ul', { className: 'fixes' }, fixes.map(text => {
-    const { command, remark } = splitFix(text);
-    return h('li', {},
-      command && h('div', { className: 'command' }, h('code', {}, command), copyButton(command)),
-      remark && h('p', {}, remark));
-  }));
+  return h('ul', { className: 'fixes' }, fixes.map(parts => h('li', {}, parts.map(part => part.command ? commandLine(part.command) : h('p', {}, part.remark)))));
 }
 
 export const PATHS = { direct: 'Direct', slow: 'Direct, but slow', staged: 'Staged', unknown: 'Unknown' };
