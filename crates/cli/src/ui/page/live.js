@@ -1,10 +1,10 @@
 // Tab "Live": devices of running processes, rates from totals, warnings for staged bytes.
-import { ago, bytes, count, embedded, h, put, rate, s, token } from './util.js';
+import { ago, bytes, commandLine, count, embedded, h, put, rate, s, setText, token } from './util.js';
 import { sparkline } from './chart.js';
 
 const PATH_NAMES = ['cpu', 'window', 'copy-engine', 'dma-buf', 'peermem', 'staged'];
 const HISTORY = 120;
-const live = { devices: new Map(), nodes: {}, paused: false, ended: true, last: 0, source: null, seen: 0 };
+const live = { devices: new Map(), nodes: {}, paused: false, ended: true, last: 0, source: null, trouble: null };
 
 const total = (side, path) => (side && side[path] && side[path].bytes) || 0;
 const operations = (side, path) => (side && side[path] && side[path].operations) || 0;
@@ -43,16 +43,16 @@ function follow() {
   if (document.hidden) { live.source?.close(); live.source = null; return; }
   if (live.source) return;
   const source = live.source = new EventSource(`api/live?token=${encodeURIComponent(token)}`);
-  source.addEventListener('open', () => { nodes.state.textContent = 'Connected'; });
-  source.addEventListener('message', event => { takeEvent(JSON.parse(event.data)); nodes.state.textContent = live.paused ? 'Paused' : 'Connected, one update per second'; });
+  source.addEventListener('open', () => { setText(nodes.state, 'Connected'); });
+  source.addEventListener('message', event => { takeEvent(JSON.parse(event.data)); setText(nodes.state, live.paused ? 'Paused' : 'Connected, one update per second'); });
   source.addEventListener('error', () => {
-    nodes.state.textContent = source.readyState === 2 ? 'The server refused the connection.' : 'Connection lost. Trying again.';
+    setText(nodes.state, source.readyState === 2 ? 'The server refused the connection.' : 'Connection lost. Trying again.');
   });
 }
 
 function takeEvent(event) {
   const now = event.time;
-  live.seen += 1;
+  live.trouble = event.trouble || null;
   for (const d of live.devices.values()) d.present = false;
   for (const device of event.devices) {
     const old = live.devices.get(device.id);
@@ -88,6 +88,9 @@ function takeEvent(event) {
   if (!live.paused) renderLive();
 }
 
+const title = data => data.pid ? `${data.command} (${data.pid})` : data.command;
+/** The engine threads' share of a CPU; in caller mode the program's threads do the work. */
+const isCaller = d => d.data.progress === 'caller';
 const stagedBytes = d => total(d.data.out, 'staged') + total(d.data.in, 'staged');
 
 function warn() {
@@ -103,7 +106,7 @@ function warn() {
     alert.dataset.reasons = String(reasons.length);
     live.nodes.stagedSum = h('span', { 'aria-live': 'off' });
     put(alert, h('p', {}, h('b', {}, 'Staged bytes'), ' ', live.nodes.stagedSum),
-      h('p', {}, staged.map(d => `${d.data.command} (${d.data.pid}), ${d.data.device}`).join('; ')),
+      h('p', {}, staged.map(d => `${title(d.data)}, ${d.data.device}`).join('; ')),
       reasons.length ? h('ul', { className: 'plain' }, reasons.map(r => h('li', {}, `Reason: ${r}`))) : h('p', {}, 'The device gave no reason.'));
   }
   live.nodes.stagedSum.textContent = `${bytes(sum)} so far${now > 0 ? `, ${rate(now)} now` : ', none now'}`;
@@ -121,7 +124,7 @@ function renderLive() {
   const focused = document.activeElement && document.activeElement.closest && document.activeElement.closest('.device')?.dataset.id;
   const open = new Set([...cards.querySelectorAll('details[open]')].map(d => d.closest('.device').dataset.id));
   if (!shown.length) {
-    put(cards, h('div', { className: 'empty' }, embedded ? 'No device was open.' : [h('p', {}, 'No device is open. Start a program:'), h('p', {}, h('code', {}, 'nobounce run -- PROGRAM'))]));
+    put(cards, h('div', { className: 'empty' }, embedded ? 'No device was open.' : [h('p', {}, live.trouble || 'No device is open. Start a program:'), live.trouble ? null : commandLine('nobounce run -- PROGRAM')]));
     return;
   }
   put(cards, shown.map(d => deviceCard(d, open.has(d.data.id))));
@@ -145,9 +148,10 @@ function sums(all) {
   h('section', {}, h('h2', {}, 'Links and engines'),
     h('dl', { className: 'facts' },
       links.map(([n, o, i]) => [h('dt', {}, n === 'shm' ? 'Shared memory' : 'UDP'), h('dd', {}, `out ${shown(o)}, in ${shown(i)}`)]),
-      h('dt', {}, 'Engine CPU'), h('dd', {}, embedded ? `${all.reduce((a, d) => a + d.data.engine_cpu_s, 0).toFixed(1)} s` : `${Math.round(active.reduce((a, d) => a + d.rates.cpu, 0) * 100)} % of one core`),
+      h('dt', {}, 'Engine CPU'), h('dd', {}, embedded ? `${all.reduce((a, d) => a + d.data.engine_cpu_s, 0).toFixed(1)} s` : `${Math.round(active.reduce((a, d) => a + d.rates.cpu, 0) * 100)} % of one core${active.some(isCaller) ? ', without devices in caller mode' : ''}`),
       h('dt', {}, 'Retransmissions'), h('dd', {}, count(all.reduce((a, d) => a + d.data.retransmissions, 0))),
       h('dt', {}, 'Dropped packets'), h('dd', {}, count(all.reduce((a, d) => a + d.data.dropped, 0))),
+      h('dt', {}, 'Lost packets'), h('dd', {}, count(all.reduce((a, d) => a + d.data.lost, 0))),
       h('dt', {}, 'Errors'), h('dd', {}, count(all.reduce((a, d) => a + (d.data.errors || []).reduce((x, e) => x + e.count, 0), 0))),
       h('dt', {}, 'Devices'), h('dd', {}, ['live', 'ended', 'killed'].map(x => [x, all.filter(d => d.data.state === x).length]).filter(([x, n]) => n || x !== 'killed').map(([x, n]) => `${n} ${x}`).join(', ')))));
 }
@@ -163,17 +167,18 @@ function deviceCard(d, open) {
     embedded ? null : [h('td', { className: 'r' }, rate(r)), h('td', { className: 'r' }, rate(inward[3]))], h('td', { className: 'r' }, bytes(b)), h('td', { className: 'r' }, bytes(inward[1])), h('td', { className: 'r wide-only' }, count(o + inward[2]))); });
   const details = h('details', { open }, h('summary', {}, 'Links, peers, counters'), h('dl', { className: 'facts' },
     Object.entries(data.links || {}).map(([n, l]) => [h('dt', {}, n === 'shm' ? 'Shared memory' : n.toUpperCase()), h('dd', {}, `out ${bytes(l.out)}, in ${bytes(l.in)}`)]),
-    h('dt', {}, 'Address'), h('dd', { className: 'mono' }, data.address), h('dt', {}, 'Queue pairs'), h('dd', {}, count(data.queue_pairs)),
+    data.address && [h('dt', {}, 'Address'), h('dd', { className: 'mono' }, data.address)], h('dt', {}, 'Queue pairs'), h('dd', {}, count(data.queue_pairs)),
     h('dt', {}, 'Peers'), h('dd', { className: 'mono' }, (data.peers || []).length ? data.peers.join(', ') : 'none'),
-    h('dt', {}, 'Engine CPU'), h('dd', {}, `${data.engine_cpu_s.toFixed(2)} s in total`)));
+    h('dt', {}, 'Engine CPU'), h('dd', {}, isCaller(d) ? 'not counted: the program\'s own threads drive the device (caller mode)' : `${data.engine_cpu_s.toFixed(2)} s in total`)));
   const flag = (value, text, bad) => value > 0 || !bad ? h('span', { className: bad && value > 0 ? 'flag bad' : 'flag' }, text) : null;
-  return h('article', { className: `device st-${data.state}${staged ? ' has-staged' : ''}`, 'data-id': data.id, 'aria-label': `${data.command}, process ${data.pid}, ${data.device}` },
-    h('header', {}, h('h3', {}, data.command), h('span', { className: 'muted mono' }, `${data.pid} ${data.device}`), h('span', { className: `badge st-${data.state}` }, STATES[data.state] || data.state),
+  return h('article', { className: `device st-${data.state}${staged ? ' has-staged' : ''}`, 'data-id': data.id, 'aria-label': `${title(data)}, ${data.device}` },
+    h('header', {}, h('h3', {}, data.command), h('span', { className: 'muted mono' }, [data.pid || null, data.device].filter(Boolean).join(' ')), h('span', { className: `badge st-${data.state}` }, STATES[data.state] || data.state),
       h('span', { className: 'muted' }, `opened ${ago(live.last - data.since)} ago`)),
     staged ? h('p', { className: 'staged-line' }, h('b', {}, `Staged: ${bytes(staged)}`), rates.staged > 0 ? `, ${rate(rates.staged)} now` : '', (data.staged_reasons || []).length ? `. Reason: ${data.staged_reasons.join('; ')}` : '') : null,
     embedded ? null : h('div', { className: 'spark-row' }, h('div', {}, sparkline(d.history, HISTORY, `Throughput of the last two minutes, now ${rate(rates.total)}`), h('span', { className: 'muted' }, 'last 2 minutes')), h('div', { className: 'spark-now' }, h('b', {}, rate(rates.total)), h('span', { className: 'muted' }, `peak ${rate(Math.max(0, ...d.history.map(x => x.total)))}`))),
     rows.length ? h('table', { className: 'paths small' }, h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'Path'), [...(embedded ? [] : ['Out', 'In']), 'Out, total', 'In, total'].map(t => h('th', { scope: 'col', className: 'r' }, t)), h('th', { scope: 'col', className: 'r wide-only' }, 'Operations'))), h('tbody', {}, rows)) : h('p', { className: 'muted' }, 'No bytes yet.'),
-    h('p', { className: 'flags' }, alive && !embedded && flag(1, `engine ${Math.round(rates.cpu * 100)} % CPU`), flag(data.retransmissions, `${count(data.retransmissions)} retransmissions`, true), flag(data.dropped, `${count(data.dropped)} dropped`, true),
-      !errors.length && !data.retransmissions && !data.dropped ? h('span', { className: 'flag' }, 'no loss, no errors') : null),
-    errors.length ? h('ul', { className: 'errors' }, errors.map(e => h('li', {}, h('b', {}, `${count(e.count)} x `), e.reason))) : null, details);
+    h('p', { className: 'flags' }, alive && !embedded && flag(1, isCaller(d) ? 'caller mode: CPU not counted' : `engine ${Math.round(rates.cpu * 100)} % CPU`), flag(data.retransmissions, `${count(data.retransmissions)} retransmissions`, true), flag(data.dropped, `${count(data.dropped)} dropped`, true), flag(data.lost, `${count(data.lost)} lost`, true),
+      !errors.length && !data.retransmissions && !data.dropped && !data.lost ? h('span', { className: 'flag' }, 'no loss, no errors') : null),
+    (data.udp_reasons || []).length ? h('p', { className: 'udp-line' }, h('b', {}, 'UDP on this machine: '), data.udp_reasons.join('; ')) : null,
+    errors.length ? h('ul', { className: 'errors' }, errors.map(e => h('li', {}, h('b', {}, `${count(e.count)} x ${e.status}`), e.reason ? `: ${e.reason}` : ''))) : null, details);
 }
