@@ -3,7 +3,12 @@ import { api, embedded, factor, field, h, millis, num, put, s, select } from './
 
 const PATTERNS = { 'ring-all-reduce': 'All-reduce, ring', 'tree-all-reduce': 'All-reduce, tree', 'all-gather': 'All-gather',
   'reduce-scatter': 'Reduce-scatter', 'all-to-all': 'All-to-all', 'kv-hand-over': 'KV hand-over' };
-const clusterState = { values: { nodes: 8, 'gpus-per-node': 8, 'nics-per-node': 8, bytes: 14, unit: 'G', compute: 400, overlap: 0 }, price: 2.5, pattern: 'ring-all-reduce', answer: null, busy: null };
+const clusterState = { values: { nodes: 8, 'gpus-per-node': 8, 'nics-per-node': 8, parameters: 7, width: '2', bytes: '', unit: 'G', compute: 400, overlap: 0 }, price: 2.5, pattern: 'ring-all-reduce', answer: null, busy: null };
+
+const UNITS = { M: 2 ** 20, G: 2 ** 30 };
+const WIDTHS = [['4', '4 B (FP32)'], ['2', '2 B (BF16, FP16)'], ['1', '1 B (FP8)']];
+/** Gradients, or weights: one value for each parameter. */
+const modelBytes = values => values.parameters * 1e9 * values.width;
 
 export function clusterView(host, parts) {
   const out = h('div', { className: 'cluster-out' }), error = h('p', { className: 'error', role: 'alert', hidden: true });
@@ -11,7 +16,7 @@ export function clusterView(host, parts) {
   const values = clusterState.values;
   if (report && embedded.impact) {
     const c = embedded.impact.cluster;
-    Object.assign(values, { nodes: c.nodes, 'gpus-per-node': c.gpus_per_node, 'nics-per-node': c.nics_per_node, bytes: Number((c.bytes / 2 ** 30).toPrecision(4)), compute: c.compute_ms, overlap: c.overlap * 100 });
+    Object.assign(values, { nodes: c.nodes, 'gpus-per-node': c.gpus_per_node, 'nics-per-node': c.nics_per_node, parameters: Number((c.bytes / 2e9).toPrecision(4)), compute: c.compute_ms, overlap: c.overlap * 100 });
     clusterState.price = c.price || clusterState.price;
   }
   let timer;
@@ -19,11 +24,18 @@ export function clusterView(host, parts) {
   const number = (name, label, props) => {
     const input = h('input', { type: 'number', name, disabled: report, inputMode: 'decimal', ...props });
     input.value = values[name];
-    input.addEventListener('input', () => { if (input.checkValidity() && input.value !== '') { values[name] = Number(input.value); soon(); } });
+    input.addEventListener('input', () => {
+      if (!input.checkValidity() || input.value === '' && name !== 'bytes') return;
+      values[name] = input.value === '' ? '' : Number(input.value);
+      follow();
+      soon();
+    });
     return field(label, input);
   };
   const unit = select({ name: 'unit', disabled: report, 'aria-label': 'Unit' }, [['M', 'MiB'], ['G', 'GiB']], values.unit);
-  unit.addEventListener('change', () => { values.unit = unit.value; soon(); });
+  unit.addEventListener('change', () => { values.unit = unit.value; follow(); soon(); });
+  const width = select({ name: 'width', disabled: report }, WIDTHS, values.width);
+  width.addEventListener('change', () => { values.width = width.value; follow(); soon(); });
   const overlapText = h('output', {}, `${values.overlap} %`);
   const overlap = h('input', { type: 'range', name: 'overlap', min: 0, max: 100, step: 5, disabled: report });
   overlap.value = values.overlap;
@@ -33,13 +45,16 @@ export function clusterView(host, parts) {
   price.addEventListener('input', () => { if (price.checkValidity()) { clusterState.price = Number(price.value) || 0; render(out); } });
   const pattern = select({ name: 'pattern' }, Object.entries(PATTERNS), clusterState.pattern);
   pattern.addEventListener('change', () => { clusterState.pattern = pattern.value; render(out); });
-  const size2 = number('bytes', 'Bytes each GPU exchanges per step', { min: 0.001, step: 'any' });
+  const size2 = number('bytes', 'Bytes per step, if others', { min: 0.001, step: 'any' });
+  /** The empty field shows the bytes that follow from the model. */
+  const follow = () => { size2.querySelector('input').placeholder = Number((modelBytes(values) / UNITS[values.unit]).toPrecision(4)); };
   size2.append(unit);
   size2.classList.add('with-unit');
+  follow();
   put(host, h('h2', {}, 'In a cluster'), h('div', { className: 'calc' },
     h('form', { className: 'controls', 'aria-label': 'Cluster', onsubmit: e => e.preventDefault() }, field('Collective', pattern), number('nodes', 'Machines', { min: 2, max: 100000, step: 1 }),
       number('gpus-per-node', 'GPUs per machine', { min: 1, max: 64, step: 1 }), number('nics-per-node', 'Adapters per machine', { min: 1, max: 64, step: 1 }),
-      size2, number('compute', 'Compute time of a step, ms', { min: 0, step: 'any' }), field(['Overlap of exchange and compute ', overlapText], overlap), field('Price of a GPU-hour', price),
+      number('parameters', 'Model size, billion parameters', { min: 0.000001, step: 'any' }), field('Exchanged for each parameter', width), size2, number('compute', 'Compute time of a step, ms', { min: 0, step: 'any' }), field(['Overlap of exchange and compute ', overlapText], overlap), field('Price of a GPU-hour', price),
       report && h('p', { className: 'note' }, 'This report holds one cluster. To change it, run nobounce ui.')),
     h('div', { className: 'results' }, error, out)));
   async function load() {
@@ -52,7 +67,7 @@ export function clusterView(host, parts) {
     const busy = clusterState.busy = new AbortController();
     try {
       clusterState.answer = await api('predict', { ...parts(), memory: '', nodes: values.nodes, 'gpus-per-node': values['gpus-per-node'],
-        'nics-per-node': values['nics-per-node'], bytes: `${Math.round(values.bytes * (values.unit === 'G' ? 2 ** 30 : 2 ** 20))}`,
+        'nics-per-node': values['nics-per-node'], bytes: String(Math.round(values.bytes === '' ? modelBytes(values) : values.bytes * UNITS[values.unit])),
         compute: values.compute, overlap: values.overlap / 100 }, busy.signal);
       error.hidden = true;
       render(out);

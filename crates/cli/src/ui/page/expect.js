@@ -66,6 +66,7 @@ function sizeSlider() {
 function servedControls(machines) {
   const base = select({ name: 'machine' }, machines, expect.base);
   base.addEventListener('change', () => { expect.base = base.value; ask(); });
+  document.addEventListener('machine-chosen', event => { expect.base = base.value = event.detail; ask(); });
   const make = ([name, label, options]) => {
     const control = select({ name }, [['', 'as found'], ...options], '');
     control.addEventListener('change', () => {

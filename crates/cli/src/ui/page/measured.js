@@ -10,10 +10,10 @@ function linesOf(file) {
   const j = file.json;
   if (j.schema === 'nobounce-bench/1') {
     const groups = new Map();
-    for (const r of j.results) {
+    for (const r of j.results || []) {
       const value = r.kind === 'latency' ? r.p50_us : r.gbytes_per_s;
       if (!['latency', 'bandwidth', 'bidirectional'].includes(r.kind) || !(value > 0)) continue;
-      const path = r.path.startsWith('staged') ? 'staged' : r.path;
+      const path = (r.path || 'direct').startsWith('staged') ? 'staged' : r.path;
       const label = [r.link === 'shm' ? 'shared memory' : r.link.toUpperCase(), `${r.memory === 'gpu' ? 'GPU' : r.memory} memory`, path, r.qps > 1 && `${r.qps} QPs`].filter(Boolean).join(', ');
       const id = [r.op, r.kind, label].join('|');
       if (!groups.has(id)) groups.set(id, { label, op: r.op, kind: r.kind, link: r.link, memory: r.memory, path, points: [] });
@@ -36,12 +36,21 @@ function linesOf(file) {
   return [];
 }
 
+/** As linesOf, with the name of a file that lacks what its schema says. */
+function readLines(file) {
+  try { return linesOf(file); } catch { throw new Error(`${file.name} is damaged: it lacks results`); }
+}
+
 function addFile(name, json, on = true) {
   const known = ['nobounce-bench/1', 'nobounce-gpu-initiated/1', 'nobounce-kv/1'];
   if (!json || !known.includes(json.schema)) throw new Error(`${name} is not a file of nobounce bench --json (schema: ${json && json.schema || 'none'})`);
-  const file = { name, json, on };
-  file.lines = linesOf(file);
-  measured.files = measured.files.filter(f => f.name !== name);
+  // The same file again replaces it; another file of this name stays apart.
+  const same = f => f.json && JSON.stringify(f.json) === JSON.stringify(json);
+  let free = name;
+  for (let n = 2; measured.files.some(f => f.name === free && !same(f)); n += 1) free = `${name} (${n})`;
+  const file = { name: free, json, on };
+  file.lines = readLines({ name, json });
+  measured.files = measured.files.filter(f => f.name !== free);
   measured.files.push(file);
 }
 
@@ -72,8 +81,8 @@ export async function startMeasured(host) {
 async function loadFile(file) {
   if (file.json) return;
   const json = await api('bench/file', { name: file.name });
+  file.lines = readLines({ name: file.name, json });
   file.json = json;
-  file.lines = linesOf(file);
 }
 
 const fail = error => { measured.nodes.error.textContent = error.message; measured.nodes.error.hidden = false; };
@@ -90,7 +99,7 @@ async function openFiles(list) {
   render2();
 }
 
-const machineText = json => typeof json.machine === 'string' ? json.machine
+const machineText = json => !json.machine ? null : typeof json.machine === 'string' ? json.machine
   : [json.machine.cpu, json.machine.cores && `${json.machine.cores} CPUs`, json.machine.gpu && json.machine.gpu.name, json.machine.kernel && `Linux ${json.machine.kernel}`].filter(Boolean).join(', ');
 
 function render2() {
@@ -167,7 +176,7 @@ async function curves(all) {
 function notes() {
   return h('details', { className: 'data' }, h('summary', {}, 'About these files'), measured.files.filter(f => f.on && f.json).map(f => {
     const j = f.json;
-    const rows = [['Command', j.command], ['Machine', machineText(j)], ['GPU paths', j.machine.gpu && j.machine.gpu.paths], ['Version', j.version], ['Notes', (j.notes || []).join('; ')],
+    const rows = [['Command', j.command], ['Machine', machineText(j)], ['GPU paths', j.machine?.gpu?.paths], ['Version', j.version], ['Notes', (j.notes || []).join('; ')],
       ['TCP, for comparison', j.tcp && `${micros(j.tcp.half_round_trip_us)}, ${num(j.tcp.gbytes_per_s)} GB/s`], ['Plain UDP', j.raw && `${micros(j.raw.half_round_trip_us)}, ${num(j.raw.gbytes_per_s)} GB/s`],
       ['Bytes verified', j.results && `${j.results.filter(r => r.verified).length} of ${j.results.length} cases`], ['Faults', j.results && j.results.filter(r => r.fault).map(r => r.fault).join('; ')]];
     return h('section', {}, h('h3', {}, f.name), h('dl', { className: 'facts' }, rows.filter(r => r[1]).map(([k, v]) => [h('dt', {}, k), h('dd', {}, v)])));

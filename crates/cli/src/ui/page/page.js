@@ -78,7 +78,10 @@ async function loadMachine(name) {
       put(bar, h('span', { className: 'muted' }, ['Report', data.doctor.host, when].filter(Boolean).join(', ')));
     } else if (!bar.querySelector('select')) {
       const control = select({ id: 'machine-choice', 'aria-label': 'Machine to show' }, machines, currentMachine);
-      control.addEventListener('change', () => loadMachine(control.value));
+      control.addEventListener('change', () => {
+        loadMachine(control.value);
+        document.dispatchEvent(new CustomEvent('machine-chosen', { detail: control.value }));
+      });
       put(bar, control);
     }
     showData(data);
