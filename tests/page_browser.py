@@ -196,6 +196,25 @@ def sixteen():
     return path
 
 
+def changed(name, change):
+    """A file with the facts of a known machine after a change."""
+    facts = json.loads(output("doctor", "--save", "-", "--example", name, codes=(0, 1)))
+    change(facts)
+    path = os.path.join(folder(), "facts.json")
+    with open(path, "w") as file:
+        json.dump(facts, file)
+    return path
+
+
+def four_nodes(facts):
+    """dgx-h100 with two NUMA nodes for each processor: devices move in the order of their buses."""
+    nodes = facts["machine"]["numa"]
+    facts["machine"]["numa"] = [{**node, "id": 2 * old + half} for old, node in enumerate(nodes) for half in (0, 1)]
+    roots = sorted({one["root"] for one in facts["pci"]})
+    for one in facts["pci"]:
+        one["numa_node"] = roots.index(one["root"]) * 4 // len(roots)
+
+
 def chromium():
     options = webdriver.ChromeOptions()
     for one in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run", "--hide-scrollbars"):

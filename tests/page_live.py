@@ -84,6 +84,47 @@ class Live(Page):
         self.one("#panel-live input[name=ended]").click()
         self.until(lambda: not self.all(".device"), "ended devices are hidden")
 
+    def plant(self, name, **fields):
+        """The report of a device that ended."""
+        place = os.path.join(self.runtime, "nobounce")
+        os.makedirs(place, 0o700, exist_ok=True)
+        with open(os.path.join(place, name), "w") as file:
+            json.dump({"pid": int(name.split("-")[0]), "program": "planted", "device": "nb0", "address": "127.0.0.1", **fields}, file)
+
+    def card(self, number):
+        return self.until(lambda: next((one["text"] for one in self.cards() if one["id"] == f"{number}-0"), None), f"device {number}")
+
+    def test_reasons(self):
+        self.plant("1-0.json", link={"udp_rx_lost_queue_full": 4, "handover_lost": 1, "fault_lost": 100}, progress="caller")
+        text = self.card(1)
+        self.assertIn("5 lost", text)
+        self.assertNotIn("no loss", text)
+        self.assertRegex(self.text(".sums"), r"Lost packets\s+5\b")
+        self.one(".device summary").click()
+        self.until(lambda: "caller mode" in self.text(".device"), "why no CPU time is counted")
+        self.plant("2-0.json", errors={"RetryExceeded": 3, "RemoteAccess": 0}, udp_reason=["the peer allows no shared memory"], progress="thread")
+        text = self.card(2)
+        self.assertIn("3 x RetryExceeded: the peer did not answer, after all retries", text)
+        self.assertNotIn("RemoteAccess", text)
+        self.assertIn("UDP on this machine: the peer allows no shared memory", text)
+        self.assertIn("no loss, no errors", self.plant("3-0.json", link={"fault_lost": 9}, errors={"RemoteAccess": 0}) or self.card(3))
+        self.shoot("live-reasons-1440")
+
+    def test_announcements(self):
+        """Screen readers repeat a text that is set again."""
+        self.js("""window.set = 0; const node = document.querySelector('.live-state');
+            new MutationObserver(list => { window.set += list.length; }).observe(node, { childList: true, characterData: true, subtree: true })""")
+        self.plant("1-0.json")
+        self.card(1)
+        self.plant("2-0.json")
+        self.card(2)
+        self.assertEqual(self.js("return window.set"), 0)
+
+    def test_a_folder_that_others_can_read(self):
+        os.mkdir(os.path.join(self.runtime, "nobounce"))
+        os.chmod(os.path.join(self.runtime, "nobounce"), 0o755)
+        self.until(lambda: "is open to other users (mode 755)" in self.text("#panel-live"), "the reason")
+
     def test_killed(self):
         pair = self.traffic("-D", "30")
         live = self.both("live")

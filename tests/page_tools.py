@@ -15,7 +15,7 @@ import urllib.request
 
 import pyte
 
-from page_browser import LIMIT, NOBOUNCE, Process, Traffic, folder, moved, needs, output, until
+from page_browser import LIMIT, NOBOUNCE, ROOT, Process, Traffic, folder, moved, needs, output, until
 
 COLUMNS, LINES = 140, 24
 
@@ -125,25 +125,48 @@ class Tools(unittest.TestCase):
         opened = {one["id"]: one["since"] for one in live}
         self.assertEqual({one["id"]: one["since"] for one in self.top() if one["state"] == "live"}, opened)
         table = output("top", "--once", XDG_RUNTIME_DIR=self.runtime)
-        self.assertRegex(table, r"^PID +PROGRAM +DEV +STATE +OUT/s +IN/s")
+        self.assertRegex(table, r"^PID +PROGRAM +DEV +STATE +OUT/s +IN/s +OUT +IN +PATHS +RETR +LOST +ERR +CPU\n")
         self.assertEqual(table.count("ib_write_bw"), 4)
         without = subprocess.run([NOBOUNCE, "top"], capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
         self.assertNotEqual(without.returncode, 0)
         self.assertIn("--once", without.stderr)
 
-    def test_metrics(self):
+    def test_metrics_by_promtool(self):
         needs("promtool", "prometheus")
         for arguments in ((), ("--node-names",)):
             text = self.metrics(*arguments)
             checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=LIMIT)
             self.assertEqual((checked.returncode, checked.stdout + checked.stderr), (0, ""))
-        found = samples(text)
+
+    def test_the_alert_of_the_guide(self):
+        """It sees staged bytes of a job that goes on, and of one that ended between two scrapes."""
+        needs("promtool", "prometheus")
+        with open(os.path.join(ROOT, "docs", "guide", "watch.md")) as file:
+            alert = re.search(r"```promql\n(.*?)```", file.read(), re.S)[1]
+        series = lambda program, path, values: {"series": f'nobounce_bytes_total{{program="{program}",path="{path}"}}', "values": values}
+        staged = lambda time, *programs: {"expr": f"count by (program) ({alert}) * 0 + 1", "eval_time": time, "exp_samples": [{"labels": f'{{program="{one}"}}', "value": 1} for one in programs]}
+        test = {"evaluation_interval": "1m", "tests": [{"interval": "1m", "input_series": [
+            series("long", "staged", "0x9 0+100x9 900x60"), series("short", "staged", "_x9 5x10 _x60"), series("direct", "window", "0+9x80"), series("direct", "staged", "0x80")],
+            "promql_expr_test": [staged("8m"), staged("12m", "long", "short"), staged("18m", "long"), staged("40m")]}]}
+        path = os.path.join(folder(), "test.json")  # JSON is YAML
+        with open(path, "w") as file:
+            json.dump(test, file)
+        checked = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+
+    def test_metrics(self):
+        found = samples(self.metrics("--node-names"))
         identity = {"device": "nb0", "address": self.traffic.address, "program": "ib_write_bw"}
         ids = {dict(labels)["id"] for (name, labels), number in found.items() if name == "nobounce_device_up" and number == 1 and set(identity.items()) <= set(labels)}
         self.assertEqual(len(ids), 2)
         total = sum(number for (name, labels), number in found.items() if name == "nobounce_bytes_total" and ("direction", "out") in labels)
-        ports = [value(found, "node_infiniband_port_data_transmitted_bytes_total", device=f"nb0-{dict(labels)['id']}", port="1") for (name, labels) in found if name == "nobounce_device_up"]
-        self.assertEqual(sum(ports), total)
+        port = lambda found, name: value(found, f"node_infiniband_{name}", device="nb0", port="1")
+        self.assertEqual(port(found, "port_data_transmitted_bytes_total"), total)
+        self.assertEqual([port(found, name) for name in ("state_id", "physical_state_id", "rate_bytes_per_second")], [4, 5, 100e9 / 8])
+        # Of paths and statuses that have not occurred, too: a rate does not see a first event otherwise.
+        for one in ids:
+            self.assertEqual(len([1 for name, labels in found if name == "nobounce_bytes_total" and ("id", one) in labels]), 12)
+            self.assertEqual(value(found, "nobounce_errors_total", id=one, status="RemoteAccess"), 0)
         place = folder()
 
         def grown():
@@ -157,6 +180,34 @@ class Tools(unittest.TestCase):
             return max(gains) > 0
 
         until(grown, "counters grow")
+
+    def test_sums_of_a_name_do_not_fall(self):
+        """Devices come and go; `nb0` of --node-names only rises."""
+        runtime = folder()
+        sent = lambda: value(samples(output("metrics", "--node-names", XDG_RUNTIME_DIR=runtime)), "node_infiniband_port_packets_transmitted_total", device="nb0", port="1")
+        pair = Traffic(runtime, "-n", "100")
+        self.addCleanup(pair.end)
+        pair.lines()
+        before = sent()
+        self.assertGreater(before, 0)
+        place = os.path.join(runtime, "nobounce")
+        for name in os.listdir(place):
+            if name.endswith(".json"):
+                os.remove(os.path.join(place, name))  # as after ten minutes
+        self.assertEqual(sent(), before)
+        again = Traffic(runtime, "-n", "100")
+        self.addCleanup(again.end)
+        again.lines()
+        self.assertGreater(sent(), before)
+
+    def test_a_folder_that_others_can_read(self):
+        runtime = folder()
+        os.mkdir(os.path.join(runtime, "nobounce"), 0o755)
+        reason = "is open to other users (mode 755)"
+        self.assertIn(reason, output("top", "--once", XDG_RUNTIME_DIR=runtime))
+        told = subprocess.run([NOBOUNCE, "metrics"], capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "XDG_RUNTIME_DIR": runtime})
+        self.assertEqual((told.returncode, told.stdout), (0, ""))
+        self.assertIn(reason, told.stderr)
 
     def test_metrics_server(self):
         server = Process(NOBOUNCE, "metrics", "--listen", "127.0.0.1:0", XDG_RUNTIME_DIR=self.runtime)
@@ -173,6 +224,7 @@ class Tools(unittest.TestCase):
         kind, text = scrape("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1")
         self.assertTrue(kind.startswith("application/openmetrics-text"), kind)
         self.assertIn("# TYPE nobounce_bytes counter\n", text)
+        self.assertIn("\nnobounce_bytes_created{", text)
         self.assertTrue(text.endswith("# EOF\n"))
         self.assertGreater(max(number for (name, _), number in samples(text).items() if name == "nobounce_bytes_total"), 0)
         for path, status in (("/none", 404), ("/../etc/passwd", 404)):

@@ -1,11 +1,12 @@
 """Every tab and every control of `nobounce ui`, with a known machine, a machine of 8 GPUs and 16 NICs, and measurements."""
+import json
 import os
 
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from page_browser import BENCHES, TABS, Page, Server, folder, sixteen
+from page_browser import BENCHES, ROOT, TABS, Page, Server, changed, folder, four_nodes, sixteen
 
 
 class Served(Page):
@@ -90,6 +91,14 @@ class Example(Served):
             self.assertFalse(self.all("#panel-machine .error"), name)
             self.assertTrue(self.all(".tree-svg .box"), name)
             self.no_overflow(name)
+        # A tab that was opened before follows.
+        self.tab("expect")
+        self.filled("expect")
+        before = self.text(".results .answer")
+        self.choose("#machine-choice", "dual-socket")
+        self.until(lambda: "A100" in self.text(".results .answer") != before, "the calculator follows")
+        self.assertEqual(self.one(".controls select[name=machine]").get_attribute("value"), "dual-socket")
+        self.tab("machine")
         self.choose("#machine-choice", "container")
         self.until(lambda: "8 staged" in self.text(".facts-line"), "the container's pairs")
         self.assertIn("docker run", self.text(".panel"))
@@ -135,8 +144,23 @@ class Example(Served):
             field.clear()
             field.send_keys(str(value))
 
+        self.assertEqual(self.one(".cluster input[name=bytes]").get_attribute("placeholder"), "13.04", "GiB of 7e9 parameters, 2 B each")
+        steps = []
+        for parameters, width in ((7, "2"), (14, "2"), (7, "4")):
+            put("parameters", parameters)
+            self.choose(".cluster select[name=width]", width)
+            self.until(lambda: self.one(".cluster input[name=bytes]").get_attribute("placeholder") == ("13.04" if len(steps) == 0 else "26.08"), "bytes of the model")
+            if steps:
+                self.until(lambda: self.text(tiles) != steps[0], "the larger model")
+            steps.append(self.text(tiles))
+        self.assertEqual(steps[1], steps[2], "twice the parameters, or twice the bytes for each")
         for name, value in (("nodes", 32), ("gpus-per-node", 4), ("nics-per-node", 4), ("bytes", 3), ("compute", 100), ("price", 9.5)):
             self.changes(tiles, lambda: put(name, value), name)
+        before = self.text(tiles)
+        put("parameters", 70)
+        self.changes(tiles, lambda: put("nodes", 64), "another request")
+        self.changes(tiles, lambda: put("nodes", 32), "and back")
+        self.assertEqual(self.text(tiles), before, "bytes that are given override the model")
         self.changes(tiles, lambda: self.choose(".cluster select[name=pattern]", "all-to-all"), "collective")
         self.changes(tiles, lambda: self.slide(".cluster input[name=overlap]", 80), "overlap")
         self.changes(tiles, lambda: self.choose(".cluster select[name=unit]", "M"), "unit")
@@ -178,6 +202,16 @@ class Example(Served):
         self.until(lambda: "dropped.json" in self.text(".file-list"), "a dropped file")
         self.js("[...document.querySelectorAll('#panel-measured > .results > details > summary')].forEach(x => x.click())")
         self.assertIn("nobounce bench --memory gpu", self.text("#panel-measured"))
+        # Fields that are missing, and another file of a name that is there.
+        del (lacking := json.loads(measured))["machine"]
+        for content, shown in ((json.dumps(lacking), "mine.json (2)"), ('{"schema": "nobounce-kv/1"}', None)):
+            with open(os.path.join(place, "mine.json"), "w") as file:
+                file.write(content)
+            self.one("#bench-file").send_keys(os.path.join(place, "mine.json"))
+            if shown:
+                self.until(lambda: shown in self.text(".file-list"), "both files")
+                self.assertFalse(self.one("#panel-measured .error").is_displayed())
+        self.until(lambda: "mine.json is damaged" in self.text("#panel-measured .error"), "the reason")
 
     def test_widths_and_colours(self):
         colour = "return getComputedStyle(document.body).backgroundColor"
@@ -199,6 +233,87 @@ class Example(Served):
             self.one("#theme").click()
             found.append(self.js(colour))
         self.assertEqual(found, [colours["light"], colours["dark"], colours["light"]])
+
+
+class Rounding(Page):
+    def url(self, tab):
+        return "about:blank"
+
+    def origins(self):
+        return ()
+
+    def test_sizes_are_rounded_as_by_the_command(self):
+        """The unit tests of the command read the same file."""
+        with open(os.path.join(ROOT, "crates", "cli", "src", "ui", "page", "util.js")) as file:
+            script = file.read().replace("export ", "")
+        with open(os.path.join(ROOT, "tests", "decimal-sizes.json")) as file:
+            cases = json.load(file)
+        self.driver.get("about:blank")
+        shown = self.js("const bytes = new Function(arguments[0] + '; return bytes')(); return arguments[1].map(bytes)", script, [one for one, _ in cases])
+        self.assertEqual([one.replace("\u00a0", " ") for one in shown], [text for _, text in cases])
+
+
+# The lines of a path: not one may leave the direction of an axis, or cross a box that is no part of the path.
+CROSSED = """const boxes = [...document.querySelectorAll('.tree-svg .box')].map(b => ({ id: b.dataset.id, on: b.classList.contains('on-path'), r: b.querySelector('rect').getBBox() }));
+    const wrong = [];
+    for (const path of document.querySelectorAll('.path-layer .bytes')) {
+        const n = path.getTotalLength();
+        for (let at = 0; at <= n; at += 2) {
+            const p = path.getPointAtLength(at), q = path.getPointAtLength(Math.min(n, at + 12));
+            for (const { id, on, r } of boxes) if (!on && p.x > r.x + 1 && p.x < r.x + r.width - 1 && p.y > r.y + 1 && p.y < r.y + r.height - 1) wrong.push(`over ${id}`);
+            if (Math.abs(p.x - q.x) > 8 && Math.abs(p.y - q.y) > 8) wrong.push(`slanting at ${p.x} ${p.y}`);
+        }
+    }
+    return [...new Set(wrong)]"""
+
+
+class FourNodes(Served):
+    @classmethod
+    def setUpClass(cls):
+        cls.arguments = ("--facts", changed("dgx-h100", four_nodes))
+        super().setUpClass()
+
+    def test_paths_between_nodes(self):
+        for width in (1440, 390):
+            self.size(width)
+            self.open()
+            self.assertEqual(len(self.all(".numa")), 4)
+            self.assertEqual(len(self.all(".tree-svg .socket")), 6, "each node is linked to each")
+            for gpu, nic in ((0, 2), (0, 5), (0, 7), (7, 0), (3, 6)):
+                Select(self.one("#pick-gpu")).select_by_index(gpu)
+                Select(self.one("#pick-nic")).select_by_index(nic)
+                self.assertTrue(self.all(".path-layer .bytes"))
+                self.assertEqual(self.js(CROSSED), [], f"GPU {gpu}, adapter {nic}, {width} px")
+            Select(self.one("#pick-gpu")).select_by_index(0)
+            Select(self.one("#pick-nic")).select_by_index(5)
+            self.shoot(f"four-nodes-{width}")
+
+
+def without_links(facts):
+    facts["gpus"][3]["nvlinks"] = 0
+
+
+def bridged(facts):
+    for one in facts["gpus"]:
+        one.update(name="NVIDIA H100 PCIe", nvlinks=18)
+
+
+class Nvlink(Page):
+    def origins(self):
+        return tuple(one.origin + "/" for one in self.servers)
+
+    def url(self, tab):
+        return f"{self.servers[-1].origin}/?token={self.servers[-1].token}#{tab}"
+
+    def test_only_known_links_are_drawn(self):
+        self.servers = []
+        for change, bars, lines in ((without_links, 2, 8), (bridged, 0, 0)):
+            self.servers.append(Server("--facts", changed("dgx-h100", change), XDG_RUNTIME_DIR=folder()))
+            self.addCleanup(self.servers[-1].end)
+            self.open()
+            # One line for each GPU with links, and one between the NUMA nodes.
+            self.assertEqual((len(self.all(".nvbar")), len(self.all(".tree-svg polyline.nvlink"))), (bars, lines), change.__name__)
+            self.assertEqual("which GPUs it joins is unknown" in self.text(".key"), not bars)
 
 
 class Sixteen(Served):
