@@ -31,8 +31,10 @@ DESTDIR ?=
 
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-shm test-engines test-hardware test-docs check-docs check-dependencies check-pure test-scripts
+# What `make test-all` runs after them.
+SLOW_STEPS := test-cargo-install test-image test-clients test-reproducible long $(if $(PYVERBS_SRC),test-pyverbs) interop test-matrix
 
-.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients fuzz miri interop vm-shell bench build image install package test-reproducible fmt setup clean $(STEPS)
+.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients test-image test-cargo-install test-all fuzz miri interop vm-shell bench build image install package test-reproducible fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +67,18 @@ test-clients: build ## Programs from pip on nb0, with speeds beside their own TC
 test-pyverbs: ## rdma-core's own tests on nb0 (PYVERBS_SRC: a checkout of rdma-core v44.0)
 	@tools/setup test
 	@tests/pyverbs/run $(ARGS)
+
+test-image: image ## The image: size, programs, installation, start of containers with the device: a release build (root and podman)
+	@bash tests/image.sh $(IMAGE)/nobounce.tar $(BIN)
+
+test-cargo-install: ## `cargo install` gives a command that runs
+	@root=$$(mktemp -d); trap 'rm -rf "$$root"' EXIT; \
+	cargo install --quiet --locked --debug --path crates/cli --root "$$root"; "$$root/bin/nobounce" --version
+
+# With CI set, STEP_SECONDS has to be more than the hour that test-matrix takes.
+test-all: ## `make test`, and then what takes longer: some hours
+	@tools/setup test
+	@tools/steps $(STEPS) $(SLOW_STEPS)
 
 test-reproducible: ## Packages of two clones in two folders are equal: two release builds, about 20 minutes on 2 cores
 	@bash tests/reproducible.sh

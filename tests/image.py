@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""The image of `make image`: its size, its programs, its installation, and how much later containers with the device start.
+
+    tests/image.py IMAGE NOBOUNCE
+
+tests/image.sh gives it a mount namespace of its own, where /etc/cdi and /opt are empty.
+"""
+import os
+import statistics
+import subprocess
+import sys
+import time
+import unittest
+
+from container_tools import CLEANUPS, DEVICE, LIMIT, LIMITS, Engine, Image, Networks, clean_up_when_interrupted, test_folder
+
+NOBOUNCE, ARCHIVE = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
+NAME = "localhost/nobounce:latest"
+MOST_BYTES = 15_000_000
+# Starts of each kind, and how many seconds later those with the device may be.
+STARTS, MOST_SECONDS = 101, 0.020
+INSTALL = ["cdi", "generate", "--install", "/opt/nobounce/lib/nobounce", "--out", "/etc/cdi/nobounce.json"]
+
+
+class OfTheImage(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.addClassCleanup(CLEANUPS.close)
+        folder = test_folder()
+        for mounted in ("/etc/cdi", "/opt"):
+            os.makedirs(mounted, exist_ok=True)
+            subprocess.run(["mount", "-t", "tmpfs", "none", mounted], check=True)
+        os.mkdir("/opt/nobounce")
+        image = Image(os.path.join(folder, "image"))
+        image.add("true", "sh", "ibv_devinfo")
+        cls.engine = Engine(image, os.path.join(folder, "podman"))
+        subprocess.run([*cls.engine.base, "load", "--input", ARCHIVE], check=True, capture_output=True, timeout=LIMIT)
+        cls.installed = cls.run_image(*INSTALL, options=["--volume", "/opt/nobounce:/opt/nobounce", "--volume", "/etc/cdi:/etc/cdi"])
+
+    @classmethod
+    def run_image(cls, *arguments, options=()):
+        command = [*cls.engine.base, "run", "--rm", "--network", "none", *LIMITS, *options, NAME, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+
+    def test_size(self):
+        self.assertLess(os.path.getsize(ARCHIVE), MOST_BYTES)
+
+    def test_programs(self):
+        self.assertRegex(self.run_image("--version").stdout, r"^nobounce \d+\.\d+\.\d+")
+        plugin = self.run_image("--version", options=["--entrypoint", "/usr/local/bin/nobounce-device-plugin"])
+        self.assertRegex(plugin.stdout, r"^nobounce-device-plugin \d+\.\d+\.\d+")
+
+    def test_installation(self):
+        self.assertEqual(self.installed.returncode, 0, self.installed)
+        ran = subprocess.run([NOBOUNCE, "cdi", "check"], capture_output=True, text=True)
+        self.assertEqual(ran.stdout, "/etc/cdi/nobounce.json: ok\n", ran)
+        ran = self.engine.run([*DEVICE, *Networks().option(0), "--user", "1000"], "ibv_devinfo", "-d", "nb0")
+        self.assertIn("PORT_ACTIVE", ran.stdout, ran)
+
+    def test_start(self):
+        times = {True: [], False: []}
+        for _ in range(STARTS):  # in turns, so that a busy moment meets both
+            for with_device in times:
+                start = time.monotonic()
+                ran = self.engine.run([*(DEVICE if with_device else []), "--network", "none"], "true")
+                times[with_device].append(time.monotonic() - start)
+                self.assertEqual(ran.returncode, 0, ran)
+        with_device, without = (statistics.median(times[kind]) for kind in (True, False))
+        quick = [statistics.quantiles(times[kind], n=10)[0] for kind in (True, False)]
+        print(f"podman run true, median of {STARTS}: {with_device * 1e3:.0f} ms with the device, {without * 1e3:.0f} ms without; "
+              f"first tenth {quick[0] * 1e3:.0f} ms and {quick[1] * 1e3:.0f} ms")
+        # Other programs of the machine slow down most starts, and hardly the quickest ones.
+        self.assertLess(min(with_device - without, quick[0] - quick[1]), MOST_SECONDS)
+
+
+clean_up_when_interrupted()
+unittest.main(verbosity=2)
