@@ -41,8 +41,8 @@ pub(super) fn cells(row: &Row) -> [String; 13] {
         device.retransmissions.to_string(),
         device.lost().to_string(),
         device.failed().to_string(),
-        // The threads of the program drive it: their time cannot be told from the program's own.
-        if device.progress == "caller" { "-".to_owned() } else { format!("{:.0} %", row.engine_cpu * 100.0) },
+        // In caller mode the threads of the program do most of the work, uncounted.
+        format!("{:.0} %{}", row.engine_cpu * 100.0, if device.progress == "caller" { "+" } else { "" }),
     ]
 }
 

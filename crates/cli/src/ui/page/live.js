@@ -89,7 +89,7 @@ function takeEvent(event) {
 }
 
 const title = data => data.pid ? `${data.command} (${data.pid})` : data.command;
-/** The engine threads' share of a CPU; in caller mode the program's threads do the work. */
+/** The program's own threads do most of the work, which engine CPU does not count. */
 const isCaller = d => d.data.progress === 'caller';
 const stagedBytes = d => total(d.data.out, 'staged') + total(d.data.in, 'staged');
 
@@ -148,7 +148,7 @@ function sums(all) {
   h('section', {}, h('h2', {}, 'Links and engines'),
     h('dl', { className: 'facts' },
       links.map(([n, o, i]) => [h('dt', {}, n === 'shm' ? 'Shared memory' : 'UDP'), h('dd', {}, `out ${shown(o)}, in ${shown(i)}`)]),
-      h('dt', {}, 'Engine CPU'), h('dd', {}, embedded ? `${all.reduce((a, d) => a + d.data.engine_cpu_s, 0).toFixed(1)} s` : `${Math.round(active.reduce((a, d) => a + d.rates.cpu, 0) * 100)} % of one core${active.some(isCaller) ? ', without devices in caller mode' : ''}`),
+      h('dt', {}, 'Engine CPU'), h('dd', {}, embedded ? `${all.reduce((a, d) => a + d.data.engine_cpu_s, 0).toFixed(1)} s` : `${Math.round(active.reduce((a, d) => a + d.rates.cpu, 0) * 100)} % of one core${active.some(isCaller) ? ', besides the threads of programs (caller mode)' : ''}`),
       h('dt', {}, 'Retransmissions'), h('dd', {}, count(all.reduce((a, d) => a + d.data.retransmissions, 0))),
       h('dt', {}, 'Dropped packets'), h('dd', {}, count(all.reduce((a, d) => a + d.data.dropped, 0))),
       h('dt', {}, 'Lost packets'), h('dd', {}, count(all.reduce((a, d) => a + d.data.lost, 0))),
@@ -169,7 +169,7 @@ function deviceCard(d, open) {
     Object.entries(data.links || {}).map(([n, l]) => [h('dt', {}, n === 'shm' ? 'Shared memory' : n.toUpperCase()), h('dd', {}, `out ${bytes(l.out)}, in ${bytes(l.in)}`)]),
     data.address && [h('dt', {}, 'Address'), h('dd', { className: 'mono' }, data.address)], h('dt', {}, 'Queue pairs'), h('dd', {}, count(data.queue_pairs)),
     h('dt', {}, 'Peers'), h('dd', { className: 'mono' }, (data.peers || []).length ? data.peers.join(', ') : 'none'),
-    h('dt', {}, 'Engine CPU'), h('dd', {}, isCaller(d) ? 'not counted: the program\'s own threads drive the device (caller mode)' : `${data.engine_cpu_s.toFixed(2)} s in total`)));
+    h('dt', {}, 'Engine CPU'), h('dd', {}, `${data.engine_cpu_s.toFixed(2)} s in total${isCaller(d) ? '; not counted: the program\'s own threads, which drive the device (caller mode)' : ''}`)));
   const flag = (value, text, bad) => value > 0 || !bad ? h('span', { className: bad && value > 0 ? 'flag bad' : 'flag' }, text) : null;
   return h('article', { className: `device st-${data.state}${staged ? ' has-staged' : ''}`, 'data-id': data.id, 'aria-label': `${title(data)}, ${data.device}` },
     h('header', {}, h('h3', {}, data.command), h('span', { className: 'muted mono' }, [data.pid || null, data.device].filter(Boolean).join(' ')), h('span', { className: `badge st-${data.state}` }, STATES[data.state] || data.state),
@@ -177,7 +177,7 @@ function deviceCard(d, open) {
     staged ? h('p', { className: 'staged-line' }, h('b', {}, `Staged: ${bytes(staged)}`), rates.staged > 0 ? `, ${rate(rates.staged)} now` : '', (data.staged_reasons || []).length ? `. Reason: ${data.staged_reasons.join('; ')}` : '') : null,
     embedded ? null : h('div', { className: 'spark-row' }, h('div', {}, sparkline(d.history, HISTORY, `Throughput of the last two minutes, now ${rate(rates.total)}`), h('span', { className: 'muted' }, 'last 2 minutes')), h('div', { className: 'spark-now' }, h('b', {}, rate(rates.total)), h('span', { className: 'muted' }, `peak ${rate(Math.max(0, ...d.history.map(x => x.total)))}`))),
     rows.length ? h('table', { className: 'paths small' }, h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'Path'), [...(embedded ? [] : ['Out', 'In']), 'Out, total', 'In, total'].map(t => h('th', { scope: 'col', className: 'r' }, t)), h('th', { scope: 'col', className: 'r wide-only' }, 'Operations'))), h('tbody', {}, rows)) : h('p', { className: 'muted' }, 'No bytes yet.'),
-    h('p', { className: 'flags' }, alive && !embedded && flag(1, isCaller(d) ? 'caller mode: CPU not counted' : `engine ${Math.round(rates.cpu * 100)} % CPU`), flag(data.retransmissions, `${count(data.retransmissions)} retransmissions`, true), flag(data.dropped, `${count(data.dropped)} dropped`, true), flag(data.lost, `${count(data.lost)} lost`, true),
+    h('p', { className: 'flags' }, alive && !embedded && flag(1, `engine ${Math.round(rates.cpu * 100)} % CPU${isCaller(d) ? ', besides the program\'s threads (caller mode)' : ''}`), flag(data.retransmissions, `${count(data.retransmissions)} retransmissions`, true), flag(data.dropped, `${count(data.dropped)} dropped`, true), flag(data.lost, `${count(data.lost)} lost`, true),
       !errors.length && !data.retransmissions && !data.dropped && !data.lost ? h('span', { className: 'flag' }, 'no loss, no errors') : null),
     (data.udp_reasons || []).length ? h('p', { className: 'udp-line' }, h('b', {}, 'UDP on this machine: '), data.udp_reasons.join('; ')) : null,
     errors.length ? h('ul', { className: 'errors' }, errors.map(e => h('li', {}, h('b', {}, `${count(e.count)} x ${e.status}`), e.reason ? `: ${e.reason}` : ''))) : null, details);
