@@ -12,9 +12,9 @@ use crate::request::{FileRange, Kind, Request, tag};
 use crate::root::Root;
 
 /// Bytes of a file that are read from the disk before their WRITEs are posted.
-const BATCH: u64 = 4 << 20;
+const BATCH: u64 = 1 << 20;
 /// Batches on the wire while the next is read.
-const BATCHES: usize = 4;
+const BATCHES: usize = 16;
 /// Time for the client's export to arrive: it was sent before the request.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A transfer ends when its peer is gone, at the latest.

@@ -4,8 +4,8 @@
 //!
 //! | path | when |
 //! |---|---|
-//! | `window` | bytes in the page cache, and short reads: stored from there through BAR1 |
-//! | `staged` | long reads past the page cache (`O_DIRECT`), and memory without a window: pinned buffers and the copy engine |
+//! | `window` | reads of less than 4 MiB: stored from the page cache through BAR1 |
+//! | `staged` | longer ones, and memory without a window: threads fill pinned buffers, past the page cache (`O_DIRECT`) what is not in it, and the copy engine places them |
 //!
 //! [`Require::Direct`] excludes the second one.
 

@@ -13,10 +13,13 @@ use super::error::FileError;
 use super::open::File;
 use super::pieces::PIECE;
 use super::report::FileReport;
-use super::staged::{self, Fill};
+use super::staged;
 use crate::gpu_access;
 use crate::region::{Region, RegionPlace};
 
+/// From here on several threads and the copy engine are faster than one thread through the window: on
+/// an H200 106 and 160 us for 1 MiB, 1754 and 1255 us for 16 MiB.
+const LONG: usize = 4 << 20;
 /// The kernel maps at most so many bytes around a fault; longer ranges are mapped by one call.
 const FAULT_AROUND: usize = 64 << 10;
 
@@ -91,51 +94,30 @@ struct GpuRead<'a> {
 
 impl GpuRead<'_> {
     fn run(&self, offset: u64, range: Range<usize>, report: &mut FileReport) -> Result<(), FileError> {
-        let Some(window) = self.memory.window() else {
-            let reason = self.no_window();
+        let window = self.memory.window();
+        let reason = match window {
+            None => self.no_window(),
+            Some(_) => Reason::new("long read: several threads fill pinned buffers for the copy engine"),
+        };
+        let Some(window) = window.filter(|_| range.len() < LONG || self.require == Require::Direct) else {
             if self.require == Require::Direct {
                 return Err(FileError::NotDirect { name: self.file.name().to_owned(), reason });
             }
             report.count_staged(&reason, range.len());
-            return staged::read(self.memory, self.file, offset, range, self.fill_without_window(offset));
+            return staged::read(self.memory, self.file, offset, range);
         };
         let end = usize::try_from(offset).ok().and_then(|at| at.checked_add(range.len()));
-        let end = end.ok_or_else(|| {
-            self.file.failed("map", offset, std::io::Error::from_raw_os_error(libc::EOVERFLOW))
-        })?;
+        let overflow = || std::io::Error::from_raw_os_error(libc::EOVERFLOW);
+        let end = end.ok_or_else(|| self.file.failed("map", offset, overflow()))?;
         let cache = self.file.mapping(end)?;
         // Both are in memory: the difference fits.
         let start = end - range.len();
-        let uncached = Reason::new("long read past the page cache (O_DIRECT)");
-        let mut done = 0;
-        while done < range.len() {
-            let direct = self.file.direct().filter(|_| self.require == Require::Any);
-            let cold = direct.map_or(0, |_| cold_run(&cache, start + done..end));
-            if let Some(direct) = direct.filter(|_| cold >= PIECE) {
-                let part = range.start + done..range.start + done + cold;
-                staged::read(self.memory, self.file, offset + done as u64, part, Fill::Direct(direct))?;
-                report.count_staged(&uncached, cold);
-                done += cold;
-                continue;
-            }
-            let len = PIECE.min(range.len() - done);
-            store(window, range.start + done, &cache, start + done..start + done + len, self.file)?;
+        for at in (0..range.len()).step_by(PIECE) {
+            let len = PIECE.min(range.len() - at);
+            store(window, range.start + at, &cache, start + at..start + at + len, self.file)?;
             report.count(Mechanism::Window, len);
-            done += len;
         }
-        if report.paths.window.bytes > 0 {
-            gpu_access::finish(window)?;
-        }
-        Ok(())
-    }
-
-    /// Whether the beginning of the read is in the page cache decides: the copy engine follows anyway.
-    fn fill_without_window(&self, offset: u64) -> Fill<'_> {
-        let first = usize::try_from(offset).ok().and_then(|at| Some((self.file.mapping(at + 1).ok()?, at)));
-        match (self.file.direct(), first) {
-            (Some(direct), Some((cache, at))) if !cache.is_resident(at..at + PIECE) => Fill::Direct(direct),
-            _ => Fill::Buffered,
-        }
+        if range.is_empty() { Ok(()) } else { Ok(gpu_access::finish(window)?) }
     }
 
     fn no_window(&self) -> Reason {
@@ -161,17 +143,4 @@ fn store(
         cache.populate(from.clone()).map_err(|source| file.failed("read", at, source))?;
     }
     window.store(to, cache.source(from)).map_err(|error| FileError::Memory(error.into()))
-}
-
-/// Bytes from the start of `range` on that are not in the page cache, in pieces.
-fn cold_run(cache: &FileMapping, range: Range<usize>) -> usize {
-    let mut at = range.start;
-    while at < range.end {
-        let next = range.end.min(at + PIECE);
-        if cache.is_resident(at..next) {
-            break;
-        }
-        at = next;
-    }
-    at - range.start
 }

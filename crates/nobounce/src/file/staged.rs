@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
+use nobounce_memory::FileMapping;
 use nobounce_memory::gpu::GpuMemory;
 use nobounce_memory::gpu::copy_engine::{CopyEngine, PendingCopy, PinnedChunk};
 
@@ -20,29 +21,18 @@ const READERS: usize = 4;
 /// Pinned buffers: one for each reader, as many on their way to the GPU.
 const CHUNKS: usize = 2 * READERS;
 
-/// How the buffers are filled.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Fill<'a> {
-    /// From the disk.
-    Direct(&'a Direct),
-    /// From the page cache.
-    Buffered,
-}
-
 /// Reads `range.len()` bytes of the file at `at` into `range` of the memory.
-pub(super) fn read(
-    memory: &GpuMemory,
-    file: &File,
-    at: u64,
-    range: Range<usize>,
-    fill: Fill<'_>,
-) -> Result<(), FileError> {
+pub(super) fn read(memory: &GpuMemory, file: &File, at: u64, range: Range<usize>) -> Result<(), FileError> {
+    // Only to ask what is in the page cache: no page of it is touched.
+    let end = usize::try_from(at).unwrap_or(usize::MAX).saturating_add(range.len());
+    let cache = file.direct().and_then(|direct| Some((direct, file.mapping(end).ok()?)));
+    let cache = cache.as_ref().map(|(direct, cache)| (*direct, &**cache));
     let engine = gpu_access::engine_of(memory, CHUNKS, PIECE)?;
     let pieces: VecDeque<Piece> = pieces(at, range.start, range.len()).collect();
     let (filled, filling) = mpsc::channel();
     if let [piece] = pieces.as_slices().0 {
         let mut chunk = gpu_access::patient_chunk(&engine, PIECE)?;
-        load(file, fill, piece, &mut chunk)?;
+        load(file, cache, piece, &mut chunk)?;
         return Copies { memory, engine: &engine, under_way: VecDeque::new() }.start_and_wait(piece, chunk);
     }
     let (jobs, waiting) = mpsc::channel::<(Piece, PinnedChunk)>();
@@ -52,7 +42,7 @@ pub(super) fn read(
             let (waiting, filled) = (&waiting, filled.clone());
             let work = move || {
                 while let Ok((piece, mut chunk)) = next(waiting) {
-                    let result = load(file, fill, &piece, &mut chunk);
+                    let result = load(file, cache, &piece, &mut chunk);
                     if filled.send((piece, chunk, result)).is_err() {
                         break;
                     }
@@ -143,14 +133,19 @@ impl Copies<'_> {
     }
 }
 
-/// Fills a buffer.
-fn load(file: &File, fill: Fill<'_>, piece: &Piece, chunk: &mut PinnedChunk) -> Result<(), FileError> {
+/// Fills a buffer: from the page cache, or from the disk if the bytes are not there.
+fn load(
+    file: &File,
+    cache: Option<(&Direct, &FileMapping)>,
+    piece: &Piece,
+    chunk: &mut PinnedChunk,
+) -> Result<(), FileError> {
     // A chunk that was just taken has no clones.
     let Some(room) = chunk.get_mut() else { return Ok(()) };
-    let (source, alignment) = match fill {
-        Fill::Direct(direct) => (Some(&direct.file), direct.alignment),
-        Fill::Buffered => (None, 1),
-    };
+    let place = usize::try_from(piece.file).unwrap_or(usize::MAX);
+    let is_cold = |cache: &FileMapping| !cache.is_resident(place..place.saturating_add(piece.wanted.end));
+    let cold = cache.filter(|(_, cache)| is_cold(cache)).map(|(direct, _)| direct);
+    let (source, alignment) = (cold.map(|direct| &direct.file), cold.map_or(1, |direct| direct.alignment));
     let start = piece.wanted.start - piece.wanted.start % alignment;
     let end = piece.aligned_len(alignment);
     let mut done = start;
