@@ -171,6 +171,18 @@ impl Finding {
         self
     }
 
+    /// Adds a fix that is one command, with a remark behind `   # ` if it needs one.
+    #[must_use]
+    pub fn command(mut self, line: impl Into<String>) -> Self {
+        let line = line.into();
+        let (command, about) = line.split_once("   # ").unwrap_or((&line, ""));
+        let mut parts = vec![FixPart::Command(command.to_owned())];
+        parts.extend((!about.is_empty()).then(|| FixPart::Remark(remark(about))));
+        self.fix_parts.push(parts);
+        self.fix.push(line);
+        self
+    }
+
     /// What to do. Commands and settings to copy stand between backticks, which are not shown.
     #[must_use]
     pub fn fix(mut self, text: impl Into<String>) -> Self {

@@ -217,7 +217,12 @@ fn every_command_of_a_fix_can_be_copied() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/checks");
     let mut written = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
-        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            // Fixes of the storage checks are commands as a whole.
+            continue;
+        }
+        let text = std::fs::read_to_string(path).unwrap();
         for call in text.split(".fix(").skip(1) {
             let Some(literal) = call.trim_start_matches(|c: char| c != '"').strip_prefix('"') else {
                 continue;

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use nobounce::file::FileOptions;
 use nobounce::memory::gpu::Gpu;
-use nobounce::{Device, GpuOptions, Region};
+use nobounce::{Device, GpuOptions, Region, Require};
 use nobounce_topology::facts::{DirectIo, Facts, Storage};
 use serde::Serialize;
 
@@ -217,12 +218,16 @@ fn read_into(
     deadline: Instant,
 ) -> anyhow::Result<((u64, Duration), Vec<u8>, String)> {
     let file = nobounce::file::File::open(path)?;
+    // The path of the verdict: long reads would take the copy engine where they may be staged.
+    let is_direct = region.paths().inbound.is_direct();
+    let require = if is_direct { Require::Direct } else { Require::Any };
+    let options = FileOptions { require };
     let (start, mut at, mut last) = (Instant::now(), 0_u64, 0);
     let mut paths = Vec::new();
     while at < len.min(MAX_BYTES) && Instant::now() < deadline {
         // At most one piece.
         last = usize::try_from((len - at).min(PIECE as u64))?;
-        let report = region.read_file(&file, at, 0..last)?;
+        let report = region.read_file_with(&file, at, 0..last, options)?;
         for (name, _) in report.paths.list().into_iter().filter(|(_, tally)| tally.bytes > 0) {
             if !paths.contains(&name) {
                 paths.push(name);

@@ -25,7 +25,7 @@ fn kernel(facts: &Facts, storage: &Storage) -> Step {
         let finding = Finding::new("storage-kernel", Severity::Error, "cuFile does not work in the Windows Subsystem for Linux")
             .why("The guest has neither the drive nor the GPU as PCI devices. KvikIO uses POSIX reads there by itself.")
             .seen("uname -r", release.clone())
-            .fix("export KVIKIO_COMPAT_MODE=ON");
+            .command("export KVIKIO_COMPAT_MODE=ON");
         return step(NAME, State::Blocks, State::Blocks, format!("{release} (WSL)"))
             .because(finding)
             .for_good();
@@ -57,7 +57,7 @@ fn kernel(facts: &Facts, storage: &Storage) -> Step {
             .seen("uname -r", release.clone())
             .seen("options of the kernel", options)
             .seen("/proc/kallsyms", symbols)
-            .fix(fix)
+            .command(fix)
             .reboot()
     };
     if !missing.is_empty() {
@@ -98,7 +98,7 @@ fn driver(facts: &Facts) -> Step {
                 Finding::new("storage-driver", Severity::Error, "NVIDIA's kernel module is not loaded")
                     .why("Without it there is no GPU memory to read into.")
                     .seen("/proc/driver/nvidia/version", "not there")
-                    .fix("sudo modprobe nvidia && nvidia-smi")
+                    .command("sudo modprobe nvidia && nvidia-smi")
                     .root();
             return step(NAME, State::Blocks, State::Blocks, "not loaded").because(finding);
         }
@@ -111,7 +111,7 @@ fn driver(facts: &Facts) -> Step {
             )
             .why("P2PDMA needs the open module, 565 or newer.")
             .seen("/proc/driver/nvidia/version", why)
-            .fix("cat /proc/driver/nvidia/version");
+            .command("cat /proc/driver/nvidia/version");
             return step(NAME, State::Unknown, State::Unknown, why).because(finding);
         }
     };
@@ -127,7 +127,7 @@ fn driver(facts: &Facts) -> Step {
         Finding::new("storage-driver", severity, title)
             .why("P2PDMA needs NVIDIA's open kernel module, release 565 or newer: only that gives its memory to the kernel as pages. nvidia-fs works with older ones.")
             .seen("/proc/driver/nvidia/version", text.clone())
-            .fix("sudo apt install nvidia-open   # or sudo dnf install nvidia-open; 565 or newer; then sudo reboot")
+            .command("sudo apt install nvidia-open   # or sudo dnf install nvidia-open; 565 or newer; then sudo reboot")
             .reboot()
     };
     match (module.open, major) {
@@ -190,7 +190,7 @@ fn keys(facts: &Facts, storage: &Storage) -> Step {
         Finding::new("storage-registry-keys", severity, title)
             .why("On x86 NVIDIA requires both keys for P2PDMA: a static BAR1, whose addresses the drive can use, without write-combining. The second key slows stores of the CPU to GPU memory, and with them nobounce's window.")
             .seen("RegistryDwords in /proc/driver/nvidia/params", value)
-            .fix(set_keys(storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default()))
+            .command(set_keys(storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default()))
             .reboot()
     };
     let Some(value) = storage.registry_dwords.known() else {
@@ -247,7 +247,7 @@ fn slow_window(storage: &Storage) -> Option<Finding> {
         Finding::new("storage-slow-window", Severity::Warning, "nobounce's window is slow: BAR1 is mapped without write-combining")
             .why("RmForceDisableIomapWC=1 is what P2PDMA needs on x86. The CPU then writes GPU memory in single small packets instead of whole cache lines: nobounce's window gets slow, for files and for RDMA.")
             .seen("RegistryDwords in /proc/driver/nvidia/params", storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default())
-            .fix("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/*.conf && sudo reboot   # only if P2PDMA is not used; or NOBOUNCE_WINDOW=off to use the copy engine")
+            .command("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/*.conf && sudo reboot   # only if P2PDMA is not used; or NOBOUNCE_WINDOW=off to use the copy engine")
             .reboot()
             .slows()
     })

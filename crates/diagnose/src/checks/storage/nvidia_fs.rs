@@ -43,7 +43,7 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
             let finding = Finding::new("storage-nvidia-fs", Severity::Error, "nvidia-fs is not loaded")
                 .why("cuFile reads directly by nvidia-fs, or by P2PDMA. Without the module, and without P2PDMA, it says 'running in compatible mode' in cufile.log and copies through host memory.")
                 .seen("/sys/module/nvidia_fs", "not there")
-                .fix(fix)
+                .command(fix)
                 .root();
             return step(NAME, State::NotNeeded, State::Blocks, "not loaded").because(finding);
         }
@@ -53,7 +53,7 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
                 Finding::new("storage-unread", Severity::Unknown, "whether nvidia-fs is loaded is unknown")
                     .why("cuFile reads directly by nvidia-fs, or by P2PDMA.")
                     .seen("/sys/module", why)
-                    .fix("lsmod | grep nvidia_fs; cat /proc/driver/nvidia-fs/version");
+                    .command("lsmod | grep nvidia_fs; cat /proc/driver/nvidia-fs/version");
             return step(NAME, State::NotNeeded, State::Unknown, why).because(finding);
         }
     }
@@ -61,7 +61,7 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
         Finding::new("storage-nvidia-fs-version", Severity::Warning, "nvidia-fs 2.25.6 is known to fail")
             .why("NVIDIA's release notes name failures of cuFile with this version, and recommend 2.25.7 or newer.")
             .seen("/sys/module/nvidia_fs/version", "2.25.6")
-            .fix("sudo apt install --only-upgrade nvidia-fs-dkms && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs")
+            .command("sudo apt install --only-upgrade nvidia-fs-dkms && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs")
             .root()
     });
     let Some(nodes) = fs.nodes.known() else {
@@ -73,7 +73,7 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
         )
         .why("cuFile opens /dev/nvidia-fs0 and the others.")
         .seen("/dev", why)
-        .fix("ls -l /dev/nvidia-fs*");
+        .command("ls -l /dev/nvidia-fs*");
         return step(
             NAME,
             State::NotNeeded,
@@ -106,19 +106,21 @@ fn no_node(nodes: &[DeviceNode], container: bool) -> Option<(String, Finding)> {
         let finding = finding("nvidia-fs is loaded, but there is no /dev/nvidia-fs*".to_owned())
             .seen("/dev", "no nvidia-fs*");
         let finding = if container {
-            finding.fix(docker)
+            finding.command(docker)
         } else {
-            finding.fix("sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs && ls /dev/nvidia-fs*").root()
+            finding
+                .command("sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs && ls /dev/nvidia-fs*")
+                .root()
         };
         return Some(("loaded, but no /dev/nvidia-fs*".to_owned(), finding));
     };
     let finding = finding(format!("{} cannot be opened: {}", first.path, first.open.detail))
         .seen(first.path.clone(), first.open.detail.clone());
     let finding = match (first.open.errno, container) {
-        (Some(EPERM), true) => finding.fix(docker),
-        (Some(EACCES), _) => finding.fix("sudo chmod 666 /dev/nvidia-fs*").root(),
-        (_, true) => finding.fix(docker),
-        _ => finding.fix("ls -l /dev/nvidia-fs*; sudo dmesg | grep -i nvfs").root(),
+        (Some(EPERM), true) => finding.command(docker),
+        (Some(EACCES), _) => finding.command("sudo chmod 666 /dev/nvidia-fs*").root(),
+        (_, true) => finding.command(docker),
+        _ => finding.command("ls -l /dev/nvidia-fs*; sudo dmesg | grep -i nvfs").root(),
     };
     Some((format!("loaded, but {}: {}", first.path, first.open.detail), finding))
 }
@@ -151,7 +153,7 @@ fn client(storage: &Storage, loaded: Option<bool>) -> Option<Step> {
         Finding::new("storage-nvidia-fs-client", severity, format!("the driver {needed} is not registered with nvidia-fs"))
             .why("nvidia-fs needs storage drivers that know it. The kernel's own nvme does not: gdscheck then prints 'NVMe : Unsupported', and cufile.log 'NVMe Driver not registered with nvidia-fs'. The drivers of MLNX_OFED or DOCA register, if both were built for the same interface.")
             .seen(seen, value)
-            .fix(fix)
+            .command(fix)
             .reboot()
     };
     let has = |clients: &Vec<String>| clients.iter().any(|client| client == needed);
@@ -167,7 +169,7 @@ fn client(storage: &Storage, loaded: Option<bool>) -> Option<Step> {
             if needed == "nvme" && !offered.is_empty() {
                 found = found
                     .seen("/proc/kallsyms", format!("nvme offers {}: nvidia-fs may be built for another interface, or loaded before it", list(&offered)))
-                    .fix("sudo dkms build nvidia-fs/$(modinfo -F version nvidia-fs) --force && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs");
+                    .command("sudo dkms build nvidia-fs/$(modinfo -F version nvidia-fs) --force && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs");
                 found.fix.rotate_right(1);
             }
             step(NAME, State::NotNeeded, State::Blocks, format!("{needed} is not registered")).because(found)
