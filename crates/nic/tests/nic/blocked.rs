@@ -87,12 +87,15 @@ fn a_packet_wakes_the_blocked_thread_and_no_other() {
             });
         };
         both(20);
-        let (began, before) = (Instant::now(), engine_threads().0);
-        both(ROUNDS);
-        let (times, passed) = (engine_threads().0 - before, began.elapsed());
-        println!("{link:?}: the engine threads woke {times} times in {ROUNDS} rounds, {passed:?}");
-        let windows = 2 * u64::try_from(passed.as_millis()).unwrap();
-        assert!(times <= windows + ROUNDS / 5, "{link:?}: {times} wake-ups in {ROUNDS} rounds, {passed:?}");
+        // Where other processes take the CPU, threads are late and engine threads take over.
+        let is_quiet = || {
+            let (began, before) = (Instant::now(), engine_threads().0);
+            both(ROUNDS);
+            let (times, passed) = (engine_threads().0 - before, began.elapsed());
+            println!("{link:?}: the engine threads woke {times} times in {ROUNDS} rounds, {passed:?}");
+            times <= 2 * u64::try_from(passed.as_millis()).unwrap() + ROUNDS / 5
+        };
+        assert!((0..5).any(|_| is_quiet()), "{link:?}: engine threads wake for packets of a blocked thread");
     }
 }
 
