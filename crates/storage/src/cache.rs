@@ -60,7 +60,7 @@ impl Cache {
         let view = if len == 0 { None } else { Some(register(agent, &mapping, path)?) };
         let mapped = Arc::new(Mapped { identity, mapping, view });
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // An earlier version of the file is not asked for again.
+        // Requests see the new version only.
         let same = |other: &Identity| (other.device, other.inode) == (identity.device, identity.inode);
         cached.retain(|other| !same(&other.identity));
         if cached.len() >= MAX_CACHED {
