@@ -27,6 +27,15 @@ const ROUNDS: usize = 3;
 const JOBS: usize = 4;
 const BLOCK: usize = 1 << 20;
 
+/// What would be measured.
+pub(super) fn cases() -> String {
+    let sizes: Vec<_> = SIZES.iter().map(|bytes| crate::bench::ranks::size(*bytes)).collect();
+    format!(
+        "this machine, from the page cache: {}; not in the page cache: the whole file, {ROUNDS} rounds\n",
+        sizes.join(", ")
+    )
+}
+
 pub(super) struct Local {
     file: File,
     region: Region,

@@ -32,6 +32,10 @@ const DONE: &str = "done";
 /// The command: one of its ranks, or the process that starts them.
 pub(crate) fn main(args: &BenchArgs, folder: &Path) -> anyhow::Result<Verdict> {
     let gpu = (args.memory == Some(Memory::Gpu)).then(|| args.gpu.unwrap_or(0));
+    if args.explain {
+        print!("{}", cases(folder));
+        return Ok(Verdict::Fine);
+    }
     match (args.rank, args.meet) {
         (Some(0), Some(meet)) => {
             let link = std::env::var(LINK).unwrap_or_default();
@@ -41,6 +45,17 @@ pub(crate) fn main(args: &BenchArgs, folder: &Path) -> anyhow::Result<Verdict> {
         _ => compare(args, gpu, folder)?,
     }
     Ok(Verdict::Fine)
+}
+
+/// What would be measured.
+fn cases(folder: &Path) -> String {
+    format!(
+        "a file of {} MiB below {}, removed at the end\n{}{}",
+        FILE_LEN >> 20,
+        folder.display(),
+        local::cases(),
+        remote::cases()
+    )
 }
 
 fn compare(args: &BenchArgs, gpu: Option<i32>, folder: &Path) -> anyhow::Result<()> {

@@ -20,6 +20,12 @@ const SIZES: [u64; 4] = [64 << 10, 1 << 20, 16 << 20, 64 << 20];
 /// Bytes of the memory that is written to.
 const MEMORY: u64 = 64 << 20;
 
+/// What would be measured.
+pub(super) fn cases() -> String {
+    let sizes: Vec<_> = SIZES.iter().map(|bytes| crate::bench::ranks::size(*bytes)).collect();
+    format!("from a file server in another process, over shared memory and UDP: {}\n", sizes.join(", "))
+}
+
 fn open(gpu: Option<i32>) -> anyhow::Result<Device> {
     Ok(match gpu {
         Some(gpu) => Device::open_near_gpu(gpu)?,
