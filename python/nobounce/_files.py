@@ -11,6 +11,9 @@ from . import _logging, _nobounce
 from ._addresses import bytes_of
 from .errors import ListError
 
+#: Port of a server unless another is named.
+_PORT = 9200
+
 
 @dataclass(frozen=True)
 class FileReport:
@@ -34,12 +37,28 @@ def read_file(array: Any, path: str, offset: int = 0, *, require: Literal["direc
     found = bytes_of(array)
     if found.is_read_only:
         raise ListError("the array is read-only: a file cannot be read into it")
+    _settle(array)
     return _move(True, path, offset, found, require)
 
 
 def write_file(array: Any, path: str, offset: int = 0, *, require: Literal["direct"] | None = None) -> FileReport:
     """Writes all of `array` to `offset` of the file, which is created and grows as needed."""
-    return _move(False, path, offset, bytes_of(array), require)
+    found = bytes_of(array)
+    _settle(array)
+    return _move(False, path, offset, found, require)
+
+
+def _settle(array: Any) -> None:
+    """Waits for the work of the current stream: it may still use the memory, or make the bytes that are written."""
+    module = type(array).__module__
+    if module.startswith("torch") and getattr(array, "is_cuda", False):
+        import torch
+
+        torch.cuda.current_stream(array.device).synchronize()
+    elif module.startswith("cupy"):
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
 
 
 def _move(is_read: bool, path: str, offset: int, found: Any, require: str | None) -> FileReport:
@@ -91,11 +110,14 @@ class FileRequest:
 class Files:
     """A connection with a file server. The server writes ranges of its files into arrays, of the host or a GPU.
 
-    address: "host:port", or "nb://host:port". device, lanes and silence are those of `Agent`.
+    address: "host:port", or "nb://host:port"; port 9200 if none is named. device, lanes and silence are those of `Agent`.
     """
 
     def __init__(self, address: str, *, device: str | None = None, lanes: int = 1, silence: float = 5.0, timeout: float | None = 10.0) -> None:
-        self._inner = _nobounce.Files(address.removeprefix("nb://").rstrip("/"), device, lanes, silence, timeout)
+        address = address.removeprefix("nb://").rstrip("/")
+        if ":" not in address.rpartition("]")[2]:
+            address += f":{_PORT}"
+        self._inner = _nobounce.Files(address, device, lanes, silence, timeout)
         _logging.flush()
 
     def __enter__(self) -> "Files":
@@ -132,6 +154,7 @@ class Files:
 
     def _register(self, array: Any) -> _nobounce.Memory:
         found = bytes_of(array)
+        _settle(array)
         return self._inner.register(found.address, found.nbytes, found.is_gpu, found.is_read_only, found.owner)
 
     def _begin(self, is_read: bool, memory: _nobounce.Memory, ranges: Iterable[tuple[str, int, int, int]]) -> FileRequest:

@@ -43,6 +43,12 @@ def load_safetensors(path: str, device: str = "cpu", *, framework: Literal["torc
     return _load(path, _size_of(path), local, device, framework)
 
 
+def _whole(number: Any) -> int:
+    if type(number) is not int:
+        raise TypeError(f"{number!r} is no number of items")
+    return number
+
+
 def _size_of(path: str) -> int:
     try:
         with open(path, "rb") as file:
@@ -67,15 +73,22 @@ def _load(path: str, size: int, read: Any, device: str, framework: str) -> dict[
         read(header, 8)
     try:
         described = json.loads(header)
-        tensors = [(name, _TYPES[item["dtype"]], tuple(map(int, item["shape"])), *map(int, item["data_offsets"])) for name, item in described.items() if name != "__metadata__"]
+        tensors = [(name, _TYPES[item["dtype"]], tuple(map(_whole, item["shape"])), *map(_whole, item["data_offsets"])) for name, item in described.items() if name != "__metadata__"]
     except KeyError as error:
         raise wrong(f"its header has no {error}, or a type that is not known") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise wrong(f"its header cannot be understood ({error})") from None
     total = size - 8 - length
     for name, (_, _, item), shape, begin, end in tensors:
         if not 0 <= begin <= end <= total or end - begin != math.prod(shape) * item or min(shape, default=0) < 0:
             raise wrong(f"tensor {name!r} of shape {shape} has bytes {begin} to {end} of {total}")
+    at = 0
+    for name, _, _, begin, end in sorted(tensors, key=lambda tensor: tensor[3:]):
+        if begin != at:
+            raise wrong(f"tensor {name!r} begins at byte {begin}, where {at} is expected: no gaps, no overlaps")
+        at = end
+    if at != total:
+        raise wrong(f"its tensors have {at} bytes of {total}")
     return _tensors(tensors, total, lambda data: read(data, 8 + length) if total else None, device, framework)
 
 

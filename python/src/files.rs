@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nobounce::file::{self, File, FileError, FileOptions, FileReport, LocalMemory};
+use nobounce::file::{self, File, FileError, FileOptions, FileReport, LocalMemory, LocalMemoryError};
+use nobounce::memory::gpu::RegisterError;
 use nobounce::{Device, GpuOptions, Require};
 use nobounce_storage::{ClientError, FileClient, FileRange, ServerOptions};
 use nobounce_transfer::{AgentOptions, Foreign};
@@ -72,7 +73,7 @@ pub(crate) fn move_file(
             let options = GpuOptions { require, ..GpuOptions::default() };
             // SAFETY: the package has the address and the length from an object that it holds.
             unsafe { LocalMemory::gpu(address, len, &options) }.map_err(|error| {
-                let is_path = matches!(error, nobounce::memory::gpu::RegisterError::NotDirect { .. });
+                let is_path = matches!(error, LocalMemoryError::Gpu(RegisterError::NotDirect { .. }));
                 raise(if is_path { "NotDirect" } else { "Error" }, error.to_string())
             })?
         } else {

@@ -124,6 +124,10 @@ def file_of(header, data=b""):
         (file_of(json.dumps({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 3]}}).encode(), b"abc"), "has bytes 0 to 3"),
         (file_of(json.dumps({"a": {"dtype": "U8", "shape": [-1, -3], "data_offsets": [0, 3]}}).encode(), b"abc"), "has bytes 0 to 3"),
         (file_of(json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [-1, 0]}}).encode(), b"abc"), "has bytes -1"),
+        (file_of(json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}).encode(), b"ab"), "begins at byte 1, where 0 is expected"),
+        (file_of(json.dumps({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode(), b"ab"), "have 1 bytes of 2"),
+        (file_of(json.dumps({"a": {"dtype": "U8", "shape": [1.0], "data_offsets": [0, 1]}}).encode(), b"a"), "no number of items"),
+        (file_of(b"[" * 100_000), "cannot be understood"),
     ],
 )
 def test_malformed_safetensors(tmp_path, content, reason):

@@ -108,7 +108,11 @@ impl FileClient {
         options: AgentOptions,
         timeout: Duration,
     ) -> Result<Self, ClientError> {
-        let addrs: Vec<_> = addr.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+        let resolved = addr.to_socket_addrs().map_err(|error| ClientError::Connect {
+            addr: "the given address".to_owned(),
+            reason: error.to_string(),
+        });
+        let addrs: Vec<_> = resolved?.collect();
         let name = addrs.first().map_or_else(|| "an unknown host".to_owned(), ToString::to_string);
         let failed = |reason: String| ClientError::Connect { addr: name.clone(), reason };
         let agent = Agent::new(device, "files", options).map_err(|error| failed(error.to_string()))?;
@@ -257,21 +261,27 @@ impl Shared {
     fn run(&self, peer: &Peer, events: RawFd, stop: &EventFd) {
         while wait([events, stop.as_raw_fd()]) {
             self.agent.take_events();
-            while let Some(found) = self.agent.try_notification() {
-                let Some((id, size)) = of_tag(&found.tag) else { continue };
-                self.end(
-                    id,
-                    match found.outcome {
-                        Outcome::Complete { bytes } => Ok(Answer { bytes, size }),
-                        Outcome::Failed { reason } | Outcome::Aborted { reason } => {
-                            Err(ClientError::Refused(reason))
-                        }
-                    },
-                );
-            }
-            if peer.gone().is_some() {
+            let is_gone = peer.gone().is_some();
+            // What came before the end counts.
+            self.take_answers();
+            if is_gone {
                 return self.end_all(peer);
             }
+        }
+    }
+
+    fn take_answers(&self) {
+        while let Some(found) = self.agent.try_notification() {
+            let Some((id, size)) = of_tag(&found.tag) else { continue };
+            self.end(
+                id,
+                match found.outcome {
+                    Outcome::Complete { bytes } => Ok(Answer { bytes, size }),
+                    Outcome::Failed { reason } | Outcome::Aborted { reason } => {
+                        Err(ClientError::Refused(reason))
+                    }
+                },
+            );
         }
     }
 

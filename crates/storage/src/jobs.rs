@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nobounce::file::File;
-use nobounce_transfer::{Agent, Announcement, Direction, Notify, Part, Peer, Piece, Remote, Transfer, View};
+use nobounce_transfer::{
+    Agent, Announcement, Direction, Notify, Part, Peer, Piece, Remote, Transfer, TransferError, View,
+};
 
 use crate::cache::{self, Cache, Mapped};
 use crate::request::{FileRange, Kind, Request, tag};
@@ -15,10 +17,8 @@ use crate::root::Root;
 const BATCH: u64 = 1 << 20;
 /// Batches on the wire while the next is read.
 const BATCHES: usize = 16;
-/// Time for the client's export to arrive: it was sent before the request.
-const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A transfer ends when its peer is gone, at the latest.
-const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// Time for one batch. A client that lives and takes nothing for so long holds a thread.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the jobs of a server share.
 #[derive(Debug)]
@@ -63,11 +63,11 @@ impl Serving {
                 let sent = peer.submit(Direction::Write, vec![part], Notify::With(answer));
                 under_way.push_back(sent.map_err(|error| error.to_string())?);
                 if under_way.len() > BATCHES {
-                    under_way.pop_front().map_or(Ok(()), |first| finish(&first))?;
+                    under_way.pop_front().map_or(Ok(()), |first| finish(peer, &first))?;
                 }
             }
         }
-        under_way.iter().try_for_each(finish)
+        under_way.iter().try_for_each(|transfer| finish(peer, transfer))
     }
 
     fn write(&self, peer: &Peer, request: &Request, answer: &Announcement) -> Result<(), String> {
@@ -78,10 +78,10 @@ impl Serving {
         let len = usize::try_from(BATCH).unwrap_or(usize::MAX);
         let buffer = self.agent.register(len).map_err(|error| error.to_string())?;
         for (path, ranges) in &request.files {
+            check(path, ranges, None, &remote)?;
             let file =
                 self.root.file(path, true).map_err(|error| format!("cannot write {path:?}: {error}"))?;
             let file = File::from_std(file, format!("{path:?}")).map_err(|error| error.to_string())?;
-            check(path, ranges, None, &remote)?;
             for range in ranges.iter().flat_map(cut) {
                 fetch(peer, &buffer, &remote, &range, answer)?;
                 // At most a batch.
@@ -95,7 +95,8 @@ impl Serving {
 }
 
 fn memory_of(peer: &Peer, request: &Request) -> Result<Remote, String> {
-    peer.region(&request.export, EXPORT_TIMEOUT).map_err(|error| error.to_string())
+    // It was sent before the request.
+    peer.region(&request.export, Duration::ZERO).map_err(|error| error.to_string())
 }
 
 /// Refuses ranges outside of the file or the memory before a byte moves.
@@ -152,8 +153,13 @@ fn populate(file: &Mapped, path: &str, batch: &[Piece]) -> Result<(), String> {
     Ok(())
 }
 
-fn finish(transfer: &Transfer) -> Result<(), String> {
-    transfer.wait(FOREVER).map(drop).map_err(|error| error.to_string())
+fn finish(peer: &Peer, transfer: &Transfer) -> Result<(), String> {
+    let ended = transfer.wait(BATCH_TIMEOUT);
+    if matches!(ended, Err(TransferError::Timeout(_))) {
+        tracing::warn!(peer = peer.addr(), "a client took nothing for {BATCH_TIMEOUT:?}: closed");
+        peer.close();
+    }
+    ended.map(drop).map_err(|error| error.to_string())
 }
 
 fn fetch(
@@ -166,7 +172,7 @@ fn fetch(
     let pieces = Arc::new(vec![Piece { local: 0, remote: range.memory, len: range.len }]);
     let part = Part { local: buffer, remote, pieces };
     let read = peer.submit(Direction::Read, vec![part], Notify::With(answer));
-    finish(&read.map_err(|error| error.to_string())?)
+    finish(peer, &read.map_err(|error| error.to_string())?)
 }
 
 #[cfg(test)]

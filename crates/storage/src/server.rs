@@ -15,7 +15,7 @@ use nobounce_transfer::{Agent, AgentOptions, AllowList, Event, Peer};
 use crate::cache::Cache;
 use crate::error::ServerError;
 use crate::jobs::Serving;
-use crate::request::{Message, Request, tag};
+use crate::request::{Message, Request};
 use crate::root::Root;
 
 /// Port of a server unless another is given.
@@ -58,13 +58,15 @@ pub struct FileServer {
 struct Queue {
     requests: Mutex<Requests>,
     changed: Condvar,
+    /// Threads that one client may occupy: all but one.
+    most_of_client: usize,
 }
 
 #[derive(Debug, Default)]
 struct Requests {
     waiting: VecDeque<(Peer, Request)>,
-    /// Of each client: those that wait or are carried out.
-    open: HashMap<u64, usize>,
+    /// Of each client: those that wait or are carried out, and the latter.
+    open: HashMap<u64, (usize, usize)>,
     is_closed: bool,
 }
 
@@ -83,7 +85,9 @@ impl FileServer {
         let addr = agent.local_addr().unwrap_or(listen);
         let events = agent.event_fd();
         let serving = Arc::new(Serving { agent, root: below, is_writable, cache: Cache::default() });
-        let (queue, stop) = (Arc::<Queue>::default(), Arc::new(EventFd::new().map_err(ServerError::Thread)?));
+        let most_of_client = threads.saturating_sub(1).max(1);
+        let queue = Arc::new(Queue { most_of_client, ..Queue::default() });
+        let stop = Arc::new(EventFd::new().map_err(ServerError::Thread)?);
         let mut server = Self { addr, serving, queue, stop, threads: Vec::new() };
         for _ in 0..threads.max(1) {
             let (serving, queue) = (server.serving.clone(), server.queue.clone());
@@ -142,11 +146,12 @@ impl Queue {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request; false if this client has too many.
+    /// Adds a request; false if this client has more than it may have.
     fn add(&self, peer: Peer, request: Request) -> bool {
         let mut requests = self.lock();
-        let open = requests.open.entry(peer.number()).or_default();
-        if *open >= MAX_REQUESTS {
+        let (open, _) = requests.open.entry(peer.number()).or_default();
+        // An answer leaves before the request is counted as ended.
+        if *open >= 2 * MAX_REQUESTS {
             return false;
         }
         *open += 1;
@@ -157,26 +162,38 @@ impl Queue {
 
     /// A thread: carries out requests until the server ends.
     fn work(&self, serving: &Serving) {
-        loop {
-            let idle = |requests: &mut Requests| requests.waiting.is_empty() && !requests.is_closed;
-            let waited = self.changed.wait_while(self.lock(), idle);
-            let mut requests = waited.unwrap_or_else(PoisonError::into_inner);
-            if requests.is_closed {
-                return;
-            }
-            let Some((peer, request)) = requests.waiting.pop_front() else { continue };
-            drop(requests);
+        while let Some((peer, request)) = self.next() {
             if peer.gone().is_none() {
                 serving.run(&peer, &request);
             }
             let mut requests = self.lock();
-            let left = requests.open.get_mut(&peer.number()).map(|open| {
-                *open -= 1;
-                *open
-            });
-            if left == Some(0) {
-                requests.open.remove(&peer.number());
+            if let Some((open, running)) = requests.open.get_mut(&peer.number()) {
+                (*open, *running) = (*open - 1, *running - 1);
+                if *open == 0 {
+                    requests.open.remove(&peer.number());
+                }
             }
+            // One that waited for this client's turn.
+            self.changed.notify_one();
+        }
+    }
+
+    /// The oldest request of a client that does not occupy its share of threads; `None` at the end.
+    fn next(&self) -> Option<(Peer, Request)> {
+        let mut requests = self.lock();
+        loop {
+            if requests.is_closed {
+                return None;
+            }
+            let Requests { waiting, open, .. } = &mut *requests;
+            let is_free = |(peer, _): &(Peer, Request)| {
+                open.get(&peer.number()).is_none_or(|(_, running)| *running < self.most_of_client)
+            };
+            if let Some(found) = waiting.iter().position(is_free).and_then(|at| waiting.remove(at)) {
+                open.entry(found.0.number()).or_default().1 += 1;
+                return Some(found);
+            }
+            requests = self.changed.wait(requests).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -219,18 +236,16 @@ impl Reader {
             Message::Go { id } => {
                 let request = self.partial.remove(&key).and_then(|(_, request)| request);
                 let request = request.filter(|request| request.id == id);
-                let (queued, why) = match request {
-                    Some(request) => (self.queue.add(peer.clone(), request), "too many requests at once"),
-                    None => (false, "a request with too many files or ranges, or in a wrong order"),
-                };
-                if !queued {
-                    refuse(&peer, id, why);
+                // Our clients keep the limits and the order.
+                if !request.is_some_and(|request| self.queue.add(peer.clone(), request)) {
+                    tracing::warn!(peer = peer.addr(), "a client exceeded the limits of requests: closed");
+                    peer.close();
                 }
             }
         }
     }
 
-    /// Adds to a request; one that exceeds a limit is forgotten, and refused at its end.
+    /// Adds to a request; one that exceeds a limit is forgotten, and ends the connection.
     fn extend(&mut self, key: u64, id: u64, add: impl FnOnce(&mut Request) -> bool) {
         if let Some((_, partial)) = self.partial.get_mut(&key) {
             let fits = partial.as_mut().is_some_and(|request| request.id == id && add(request));
@@ -238,12 +253,6 @@ impl Reader {
                 *partial = None;
             }
         }
-    }
-}
-
-fn refuse(peer: &Peer, id: u64, why: &str) {
-    if let Ok(answer) = peer.announce(&tag(id, 0)) {
-        answer.abort(why);
     }
 }
 

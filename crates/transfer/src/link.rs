@@ -418,6 +418,7 @@ impl Link {
             shared.notify(&peer, tag, outcome, Some(reason.clone()));
         }
         shared.release(&peer, self.credit);
+        shared.inbox.forget(&peer);
         tracing::debug!(peer = peer.name, "the peer is gone: {reason}");
         let _ = stream.shutdown(Shutdown::Write); // it may be closed already
         let late = count_late_frames(&mut wire, &stream);

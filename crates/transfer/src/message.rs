@@ -36,6 +36,12 @@ impl Inbox {
         true
     }
 
+    /// Forgets those of a peer that is gone: an application that takes none would keep them.
+    pub(crate) fn forget(&self, peer: &PeerShared) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.retain(|(other, _)| other.key != peer.key);
+    }
+
     /// The next one; `None` if none comes in time.
     pub(crate) fn take(&self, timeout: Duration) -> Option<(Arc<PeerShared>, Vec<u8>)> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);

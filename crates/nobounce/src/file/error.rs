@@ -77,8 +77,11 @@ pub enum FileError {
     /// No result yet.
     #[error("no result within {0:?}; the job goes on: wait again")]
     Timeout(Duration),
+    /// The result of a job was taken before.
+    #[error("the result of this job was taken already")]
+    Taken,
     /// The queue ended before it came to this job.
-    #[error("the queue of file jobs was closed before this one began")]
+    #[error("the queue of file jobs was closed before this one ended")]
     Closed,
 }
 

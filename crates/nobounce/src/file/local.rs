@@ -12,6 +12,18 @@ use super::report::FileReport;
 use super::{FileOptions, read, write};
 use crate::region::RegionPlace;
 
+/// Why memory cannot be used for files.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalMemoryError {
+    /// Without the guard a truncated file would kill the process.
+    #[error(transparent)]
+    Guard(#[from] guard::InstallError),
+    /// It is no GPU memory, or a direct path is required and there is none.
+    #[error(transparent)]
+    Gpu(#[from] RegisterError),
+}
+
 /// Host or GPU memory that files are read into or written from. No device is opened, and peers cannot
 /// reach it.
 #[derive(Debug)]
@@ -32,7 +44,7 @@ impl LocalMemory {
     /// # Safety
     /// While this object lives, files may be read into the memory; no Rust reference to it is live
     /// meanwhile, and its addresses are not reused for something else.
-    pub unsafe fn host(base: *mut u8, len: usize) -> Result<Self, guard::InstallError> {
+    pub unsafe fn host(base: *mut u8, len: usize) -> Result<Self, LocalMemoryError> {
         guard::ensure_installed()?;
         // SAFETY: the caller's promise is the same.
         Ok(Self(Place::Host(unsafe { Window::new(base, len) })))
@@ -41,12 +53,13 @@ impl LocalMemory {
     /// Memory that CUDA knows.
     ///
     /// # Errors
-    /// It is no GPU memory, or a direct path is required and there is none.
+    /// It is no GPU memory, a direct path is required and there is none, or as for
+    /// [`host`](Self::host).
     ///
     /// # Safety
     /// As for [`host`](Self::host); free it after this object.
-    pub unsafe fn gpu(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
-        let _ = guard::ensure_installed();
+    pub unsafe fn gpu(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, LocalMemoryError> {
+        guard::ensure_installed()?;
         Ok(Self(Place::Gpu(Box::new(GpuMemory::register(addr, len, &options.with_environment())?))))
     }
 

@@ -21,7 +21,7 @@ mod staged;
 mod write;
 
 pub use error::FileError;
-pub use local::LocalMemory;
+pub use local::{LocalMemory, LocalMemoryError};
 pub use open::File;
 pub use queue::{FileJob, FileQueue};
 pub use report::{FileCounters, FileReport, StagedFile, file_counters};

@@ -22,12 +22,13 @@ pub struct FileQueue {
 }
 
 /// A job of a [`FileQueue`]. Dropping it does not cancel the job.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct FileJob(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    result: Mutex<Option<Result<FileReport, FileError>>>,
+    /// There is one, until it is taken.
+    result: Mutex<Option<Option<Result<FileReport, FileError>>>>,
     ended: Condvar,
 }
 
@@ -136,6 +137,7 @@ impl Shared {
                 return;
             };
             let Job { region, file, offset, range, options, is_read, state } = job;
+            let state = Ending(state);
             let result = if is_read {
                 region.read_file_with(&file, offset, range, options)
             } else {
@@ -143,14 +145,28 @@ impl Shared {
             };
             // The memory is released before the application hears of the end.
             drop((region, file));
-            state.end(result);
+            state.0.end(result);
         }
     }
 }
 
+/// Ends a job whose thread panics.
+struct Ending(Arc<State>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.end(Err(FileError::Closed));
+    }
+}
+
 impl State {
+    /// The first result counts.
     fn end(&self, result: Result<FileReport, FileError>) {
-        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        let mut ended = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.is_none() {
+            *ended = Some(Some(result));
+        }
+        drop(ended);
         self.ended.notify_all();
     }
 }
@@ -161,14 +177,16 @@ impl FileJob {
         self.0.result.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Waits for its result, and takes it.
+    /// Waits for its result, and takes it: a second call is an error.
     ///
     /// # Errors
     /// The job failed, or has not ended in time.
     pub fn wait(&self, timeout: Duration) -> Result<FileReport, FileError> {
         let result = self.0.result.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.0.ended.wait_timeout_while(result, timeout, |result| result.is_none());
-        let taken = waited.unwrap_or_else(PoisonError::into_inner).0.take();
-        taken.unwrap_or(Err(FileError::Timeout(timeout)))
+        match &mut *waited.unwrap_or_else(PoisonError::into_inner).0 {
+            None => Err(FileError::Timeout(timeout)),
+            Some(result) => result.take().unwrap_or(Err(FileError::Taken)),
+        }
     }
 }

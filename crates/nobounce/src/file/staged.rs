@@ -51,6 +51,8 @@ pub(super) fn read(memory: &GpuMemory, file: &File, at: u64, range: Range<usize>
             let started = thread::Builder::new().name("nb-read".to_owned()).spawn_scoped(scope, work);
             started.map_err(|source| file.failed("read", at, source))?;
         }
+        // With the readers' ends gone, a wait for them ends.
+        drop(filled);
         let copies = Copies { memory, engine: &engine, under_way: VecDeque::new() };
         // Dropping `jobs` at the end lets the readers end.
         copies.run(pieces, jobs, &filling)
@@ -99,6 +101,13 @@ impl Copies<'_> {
                 result = result.and(started);
             } else if self.under_way.is_empty() && (pieces.is_empty() || result.is_err()) {
                 break;
+            } else if self.under_way.is_empty() {
+                // Earlier reads that failed hold all buffers: their copies are still in flight.
+                let chunk = gpu_access::patient_chunk(self.engine, PIECE)?;
+                if let Some(piece) = pieces.pop_front() {
+                    let _ = jobs.send((piece, chunk));
+                    reading += 1;
+                }
             } else {
                 self.retire(true)?;
             }
