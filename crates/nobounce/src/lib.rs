@@ -68,7 +68,7 @@
 //! | room | what |
 //! |---|---|
 //! | `region` | registered memory of the host or a GPU |
-//! | [`file`] | files into regions, and back |
+//! | [`file`](mod@file) | files into regions, and back |
 //! | `connection` | operations on the peer's memory, tickets |
 //! | `rails` | several adapters as one |
 #![deny(unsafe_code)]

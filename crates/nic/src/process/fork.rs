@@ -128,7 +128,7 @@ impl NotInherited {
 }
 
 /// Marks a descriptor that another object owns: a forked child replaces it by a harmless one before
-/// anything else happens there, as [`NotInherited`]. Drop the mark before the descriptor is closed.
+/// anything else happens there, as `NotInherited`. Drop the mark before the descriptor is closed.
 #[derive(Debug)]
 pub struct ParentOnly(RawFd);
 
