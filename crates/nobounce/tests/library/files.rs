@@ -74,7 +74,6 @@ fn host_memory() {
     let copy = Temporary::new("host-copy", b"begin");
     let written = File::create(&copy.0).unwrap();
     region.write_file(&written, 3, 7..7 + 2 * MIB).unwrap();
-    written.sync().unwrap();
     let found = fs::read(&copy.0).unwrap();
     assert!(found[..3] == *b"beg" && found[3..] == bytes[5..5 + 2 * MIB]);
 }
@@ -100,9 +99,9 @@ fn what_is_refused_reads_nothing() {
     assert!(matches!(File::open("/nowhere/file"), Err(FileError::Open { .. })));
 }
 
-/// Every path, and ranges that no alignment fits.
+/// Every path, and ranges that no alignment fits. Bringing a file to a busy disk stalls other tests.
 #[test]
-fn gpu_memory() {
+fn alone_gpu_memory() {
     let cuda = StandIn::load();
     let device = device("127.75.1.3");
     let bytes = pattern(5 * MIB + 77, 2);
