@@ -33,7 +33,7 @@ def words_to_run(words):
         return [*(word for word in words[1:] if word != "--explain"), "--explain"], (0,)
     if command in ("predict", "topo", "doctor"):
         needs_files = any(word.endswith((".json", ".log")) or word in ("FILE", "DIR") for word in words)
-        words = ["README.md" if word.startswith("/data/") else word for word in words]
+        words = [os.path.abspath("README.md") if word.startswith("/data/") else word for word in words]
         return None if needs_files or "--serve" in words or "--peer" in words else (words[1:], (0, 1))
     return None
 
