@@ -1,4 +1,4 @@
-//! Paths after public threads about GPUDirect Storage: what a machine of that thread is told.
+//! Paths after public threads about GPUDirect Storage: the verdict for a machine of that thread.
 //!
 //! `storage/*.json` hold the facts of a path that is ready for P2PDMA, and cases. A case names a
 //! machine of `nobounce_topology::machines`, of which the first GPU stays unless it says `all`, and

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Bytes that are read at once. With four readers, NVMe drives reach their bandwidth.
+/// Bytes that are read at once, as by the raw reads of `nobounce bench --files`.
 pub(super) const PIECE: usize = 1 << 20;
 
 /// A part of a read. Its file range begins at a multiple of the alignment.

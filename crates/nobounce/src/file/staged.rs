@@ -16,7 +16,8 @@ use super::open::{Direct, File};
 use super::pieces::{PIECE, Piece, pieces};
 use crate::gpu_access;
 
-/// Threads that read at the same time.
+/// Threads that read at the same time: on an H200 machine they took 1.08 to 1.19 of the bandwidth of
+/// four threads that only read with `O_DIRECT` (`nobounce bench --files`).
 const READERS: usize = 4;
 /// Pinned buffers: one for each reader, as many on their way to the GPU.
 const CHUNKS: usize = 2 * READERS;

@@ -92,7 +92,7 @@ fn modules(root: &Root) -> Read<BTreeMap<String, Module>> {
     }
 }
 
-/// Options that the kernel was built with, of those asked for.
+/// The requested options that the kernel was built with.
 pub(super) fn options(root: &Root, release: &str, wanted: &[&str]) -> Read<BTreeMap<String, String>> {
     let places = [
         format!("/boot/config-{release}"),

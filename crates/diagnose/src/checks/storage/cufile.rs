@@ -97,7 +97,7 @@ fn configured(storage: &Storage) -> Step {
             let severity =
                 if storage.cufile.config.is_not_recorded() { Severity::Unknown } else { Severity::Error };
             let finding = Finding::new("storage-cufile-config", severity, "the settings of cuFile cannot be read")
-                .why("They decide the route: compat mode can be forced, P2PDMA must be asked for. cuFile may use its defaults, or fail.")
+                .why("They decide the route: compat mode can be forced, P2PDMA must be requested. cuFile may use its defaults, or fail.")
                 .seen("cuFile", settings.force.source.clone())
                 .command("sed 's|//.*||' \"${CUFILE_ENV_PATH_JSON:-/etc/cufile.json}\" | python3 -m json.tool");
             step(NAME, State::Unknown, State::Unknown, settings.force.source).because(finding).noting(kvikio)
@@ -105,7 +105,7 @@ fn configured(storage: &Storage) -> Step {
     }
 }
 
-/// Whether P2PDMA is asked for: it is off by default.
+/// Whether the settings request P2PDMA: it is off by default.
 fn asked(facts: &Facts, storage: &Storage) -> Step {
     const NAME: &str = "use_pci_p2pdma";
     let asked = settings(storage).p2pdma;
