@@ -4,7 +4,7 @@
 mod request;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -189,13 +189,15 @@ fn is_for_us(request: &Request, addr: SocketAddr) -> bool {
         return true; // any name of this machine
     }
     let host = request.host.to_ascii_lowercase();
-    let host = match host.strip_prefix("localhost") {
-        Some(port) if port.is_empty() || port.starts_with(':') => format!("127.0.0.1{port}"),
-        _ => host,
+    // The colons of an IPv6 address are inside brackets. Without a port it means port 80.
+    let with_port = host.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
+    let (name, port) = with_port.unwrap_or((&host, "80"));
+    let ip = match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(inner) => inner.parse().map(IpAddr::V6),
+        None if name == "localhost" => Ok(addr.ip()),
+        None => name.parse().map(IpAddr::V4),
     };
-    // Without a port it means port 80.
-    let named = host.parse::<SocketAddr>().or_else(|_| format!("{host}:80").parse());
-    named.is_ok_and(|named| named.ip().is_loopback() && named.port() == addr.port())
+    ip.is_ok_and(|ip| ip.is_loopback()) && port == addr.port().to_string()
 }
 
 const fn reason(status: u16) -> &'static str {
@@ -241,6 +243,8 @@ mod tests {
             ("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n".to_owned(), "421"),
             ("GET / HTTP/1.1\r\n\r\n".to_owned(), "421"),
             ("GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n".to_owned(), "421"),
+            (format!("GET / HTTP/1.1\r\nHost: 127.0.0.1:0{port}\r\n\r\n"), "421"),
+            (format!("GET / HTTP/1.1\r\nHost: [::1]{port}\r\n\r\n"), "421"),
             (format!("POST / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"), "405"),
             ("\0\0\0\0\r\n\r\n".to_owned(), "400"),
             (format!("GET /{} HTTP/1.1\r\n", "x".repeat(20_000)), "431"),
@@ -252,5 +256,7 @@ mod tests {
         let silent: Vec<_> = (0..MOST_CONNECTIONS / 2).map(|_| TcpStream::connect(addr).unwrap()).collect();
         assert!(ask(addr, &format!("GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n")).contains("200 OK"));
         drop(silent);
+        let by_ipv6 = format!("GET / HTTP/1.1\r\nHost: [::1]:{port}\r\n\r\n");
+        assert!(ask(addr, &by_ipv6).contains("200 OK"));
     }
 }
