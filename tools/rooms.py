@@ -26,7 +26,7 @@ ROOMS = {
         ("messages", {"message", "rails"}), ("listener", {"listener"}), ("fuzzing", {"fuzzing"}),
     ],
     "crates/transfer": [("words", {"allow", "pieces", "frame", "error"}), ("parts", {"memory", "exports", "notification", "wire"}), ("shared", {"transfer", "job", "message", "shared"}), ("service", {"announcements", "endings", "lanes", "link", "service", "greet"}), ("interface", {"connecting", "peer", "agent"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
-    "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"})],
+    "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"})],
     "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "join_error", "control_memory", "world"})],
     "crates/topology": [
         ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"methods", "usable", "tree", "analysis", "bandwidth", "platform", "nearest"}),

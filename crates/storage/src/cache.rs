@@ -43,18 +43,29 @@ impl Mapped {
 pub(crate) struct Cache(Mutex<Vec<Arc<Mapped>>>);
 
 impl Cache {
+    /// A file that is mapped, if it can be found without blocking.
+    pub(crate) fn known(&self, root: &Root, path: &str) -> Option<Arc<Mapped>> {
+        let identity = identity_of(&root.cached_file(path).ok()?, path).ok()?;
+        self.find(identity)
+    }
+
+    /// The mapping of these contents, which is the newest from now on.
+    fn find(&self, identity: Identity) -> Option<Arc<Mapped>> {
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = cached.iter().position(|mapped| mapped.identity == identity)?;
+        let found = cached.remove(at);
+        cached.push(found.clone());
+        Some(found)
+    }
+
     /// Opens a file below the root, and maps and registers it unless that was done before.
     pub(crate) fn open(&self, root: &Root, agent: &Agent, path: &str) -> Result<Arc<Mapped>, String> {
         let explain = |error: io::Error| format!("cannot read {path:?}: {error}");
         let file = root.file(path, false).map_err(explain)?;
         let identity = identity_of(&file, path)?;
-        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = cached.iter().position(|mapped| mapped.identity == identity) {
-            let found = cached.remove(at);
-            cached.push(found.clone());
+        if let Some(found) = self.find(identity) {
             return Ok(found);
         }
-        drop(cached);
         let len = usize::try_from(identity.size).map_err(|_| format!("{path:?} is too large to map"))?;
         let mapping = Arc::new(FileMapping::of(file.as_fd(), len).map_err(explain)?);
         let view = if len == 0 { None } else { Some(register(agent, &mapping, path)?) };

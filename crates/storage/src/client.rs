@@ -13,8 +13,8 @@ use nobounce_nic::EventFd;
 use nobounce_transfer::{Agent, AgentOptions, MAX_UNREAD, Outcome, Peer, View};
 
 use crate::error::ClientError;
-use crate::request::{FileRange, Kind, MAX_FILES, MAX_PATH, MAX_RANGES, Request, of_tag};
-use crate::server::{MAX_REQUESTS, wait};
+use crate::request::{FileRange, Kind, MAX_FILES, MAX_PATH, MAX_RANGES, MAX_REQUESTS, Request, of_tag};
+use crate::server::wait;
 
 /// A connection with a file server.
 #[derive(Debug)]

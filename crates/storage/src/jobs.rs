@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use nobounce::file::File;
@@ -14,7 +15,7 @@ use crate::request::{FileRange, Kind, Request, tag};
 use crate::root::Root;
 
 /// Bytes of a file that are read from the disk before their WRITEs are posted.
-const BATCH: u64 = 1 << 20;
+pub(crate) const BATCH: u64 = 1 << 20;
 /// Batches on the wire while the next is read.
 const BATCHES: usize = 16;
 /// Time for one batch. A client that lives and takes nothing for so long holds a thread.
@@ -27,6 +28,8 @@ pub(crate) struct Serving {
     pub(crate) root: Root,
     pub(crate) is_writable: bool,
     pub(crate) cache: Cache,
+    /// Requests that the thread that reads them has answered.
+    pub(crate) at_once: AtomicU64,
 }
 
 impl Serving {
@@ -40,17 +43,28 @@ impl Serving {
         // A peer that is gone needs no answer.
         let Ok(announcement) = peer.announce(&tag(request.id, *size.as_ref().unwrap_or(&0))) else { return };
         let result = size.and_then(|_| match request.kind {
-            Kind::Stat => Ok(()),
+            Kind::Stat => Ok(VecDeque::new()),
             Kind::Read => self.read(peer, request, &announcement),
-            Kind::Write => self.write(peer, request, &announcement),
+            Kind::Write => self.write(peer, request, &announcement).map(|()| VecDeque::new()),
         });
         match result {
-            Ok(()) => announcement.complete(),
+            Ok(under_way) => {
+                // The client is notified when they have ended: not after this thread has woken up.
+                announcement.complete();
+                // One that failed has closed the connection, or failed the announcement.
+                let _ = under_way.iter().try_for_each(|transfer| finish(peer, transfer));
+            }
             Err(reason) => announcement.abort(&reason),
         }
     }
 
-    fn read(&self, peer: &Peer, request: &Request, answer: &Announcement) -> Result<(), String> {
+    /// Submits all WRITEs; returns those that may not have ended.
+    fn read(
+        &self,
+        peer: &Peer,
+        request: &Request,
+        answer: &Announcement,
+    ) -> Result<VecDeque<Transfer>, String> {
         let remote = memory_of(peer, request)?;
         let mut under_way = VecDeque::new();
         for (path, ranges) in &request.files {
@@ -67,7 +81,7 @@ impl Serving {
                 }
             }
         }
-        under_way.iter().try_for_each(|transfer| finish(peer, transfer))
+        Ok(under_way)
     }
 
     fn write(&self, peer: &Peer, request: &Request, answer: &Announcement) -> Result<(), String> {
@@ -94,13 +108,18 @@ impl Serving {
     }
 }
 
-fn memory_of(peer: &Peer, request: &Request) -> Result<Remote, String> {
+pub(crate) fn memory_of(peer: &Peer, request: &Request) -> Result<Remote, String> {
     // It was sent before the request.
     peer.region(&request.export, Duration::ZERO).map_err(|error| error.to_string())
 }
 
 /// Refuses ranges outside of the file or the memory before a byte moves.
-fn check(path: &str, ranges: &[FileRange], size: Option<u64>, remote: &Remote) -> Result<(), String> {
+pub(crate) fn check(
+    path: &str,
+    ranges: &[FileRange],
+    size: Option<u64>,
+    remote: &Remote,
+) -> Result<(), String> {
     let inside = |at: u64, len: u64, size: u64| at.checked_add(len).is_some_and(|end| end <= size);
     for &FileRange { offset, len, memory } in ranges {
         let size = size.unwrap_or(i64::MAX.unsigned_abs());
@@ -129,7 +148,7 @@ fn cut(range: &FileRange) -> impl Iterator<Item = FileRange> {
 }
 
 /// Groups of ranges with about [`BATCH`] bytes each.
-fn batches(ranges: &[FileRange]) -> impl Iterator<Item = Vec<Piece>> {
+pub(crate) fn batches(ranges: &[FileRange]) -> impl Iterator<Item = Vec<Piece>> {
     let mut pieces = ranges.iter().filter(|range| range.len > 0).flat_map(cut).peekable();
     std::iter::from_fn(move || {
         let (mut batch, mut bytes) = (Vec::new(), 0);

@@ -46,7 +46,7 @@
 //! |---|---|
 //! | `request` | the messages, and their limits |
 //! | `root` | files below a directory, and no others |
-//! | `cache`, `jobs` | mapped files; a request as a thread of the server carries it out |
+//! | `cache`, `jobs`, `short` | mapped files; a request as a thread of the server carries it out |
 //! | `client`, `server` | the interface |
 #![deny(unsafe_code)]
 
@@ -60,6 +60,7 @@ mod request;
 #[allow(unsafe_code)] // one system call
 mod root;
 mod server;
+mod short;
 
 pub use client::{FileClient, FileMemory, FileTicket};
 pub use error::{ClientError, ServerError};

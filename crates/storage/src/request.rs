@@ -1,8 +1,8 @@
 //! Messages from clients to the server.
 //!
-//! A request is a sequence of messages with one number: `Begin`, then each `File` followed by the
-//! `Ranges` of it, then `Go`. The answer is the notification of a transfer whose tag begins with the
-//! number.
+//! A request with few ranges of one file is one message, `Short`. Others are a sequence of messages
+//! with one number: `Begin`, then each `File` followed by the `Ranges` of it, then `Go`. The answer is
+//! the notification of a transfer whose tag begins with the number.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,10 +10,14 @@ use serde::{Deserialize, Serialize};
 pub const MAX_PATH: usize = 512;
 /// Ranges of one request.
 pub const MAX_RANGES: usize = 1 << 16;
+/// Requests of one client that are not answered.
+pub(crate) const MAX_REQUESTS: usize = 64;
 /// Files of one request.
 pub(crate) const MAX_FILES: usize = 1000;
 /// Ranges in one message: each takes 30 bytes at most.
 pub(crate) const RANGES_PER_MESSAGE: usize = 32;
+/// Ranges of a request that is one message.
+const RANGES_OF_SHORT: usize = 8;
 /// Longest name of an export.
 const MAX_NAME: usize = 64;
 
@@ -59,6 +63,14 @@ pub(crate) enum Message {
     Go {
         id: u64,
     },
+    /// A whole request.
+    Short {
+        id: u64,
+        kind: Kind,
+        export: String,
+        path: String,
+        ranges: Vec<FileRange>,
+    },
 }
 
 impl Message {
@@ -74,6 +86,9 @@ impl Message {
             Self::File { path, .. } => path.len() <= MAX_PATH,
             Self::Ranges { ranges, .. } => ranges.len() <= RANGES_PER_MESSAGE,
             Self::Go { .. } => true,
+            Self::Short { export, path, ranges, .. } => {
+                export.len() <= MAX_NAME && path.len() <= MAX_PATH && ranges.len() <= RANGES_OF_SHORT
+            }
         };
         (fits && rest.is_empty()).then_some(found)
     }
@@ -115,12 +130,29 @@ impl Request {
 
     /// The number of its messages, at most.
     pub(crate) fn message_count(&self) -> usize {
+        if self.short().is_some() {
+            return 1;
+        }
         let of_file = |(_, ranges): &(String, Vec<FileRange>)| 1 + ranges.len().div_ceil(RANGES_PER_MESSAGE);
         2 + self.files.iter().map(of_file).sum::<usize>()
     }
 
+    /// The one message that it fits into.
+    fn short(&self) -> Option<Message> {
+        let Self { id, kind, ref export, ref files } = *self;
+        let [(path, ranges)] = &files[..] else { return None };
+        let (export, path, ranges) = (export.clone(), path.clone(), ranges.clone());
+        (ranges.len() <= RANGES_OF_SHORT).then_some(Message::Short { id, kind, export, path, ranges })
+    }
+
     /// Its messages.
     pub(crate) fn messages(&self) -> impl Iterator<Item = Message> {
+        let short = self.short();
+        let others = short.is_none().then(|| self.sequence()).into_iter().flatten();
+        short.into_iter().chain(others)
+    }
+
+    fn sequence(&self) -> impl Iterator<Item = Message> {
         let id = self.id;
         let files = self.files.iter().flat_map(move |(path, ranges)| {
             let ranges = ranges.chunks(RANGES_PER_MESSAGE);
@@ -158,6 +190,13 @@ mod tests {
             Message::Begin { id: u64::MAX, kind: Kind::Write, export: "e".repeat(MAX_NAME) },
             Message::File { id: u64::MAX, path: "p".repeat(MAX_PATH) },
             Message::Ranges { id: u64::MAX, ranges: vec![range; RANGES_PER_MESSAGE] },
+            Message::Short {
+                id: u64::MAX,
+                kind: Kind::Write,
+                export: "e".repeat(MAX_NAME),
+                path: "p".repeat(MAX_PATH),
+                ranges: vec![range; RANGES_OF_SHORT],
+            },
         ] {
             let bytes = message.encode();
             assert!(bytes.len() <= nobounce_transfer::MAX_MESSAGE, "{}", bytes.len());
@@ -183,11 +222,15 @@ mod tests {
                 (Message::File { path, .. }, Some(request)) => assert!(request.add_file(path)),
                 (Message::Ranges { ranges, .. }, Some(request)) => assert!(request.add_ranges(&ranges)),
                 (Message::Go { .. }, _) => break,
+                (Message::Short { .. }, _) => panic!("it has several files"),
                 (other, None) => panic!("{other:?} before the beginning"),
             }
         }
         assert_eq!(again, Some(request.clone()));
         assert_eq!(request.messages().count(), request.message_count());
+        let short = Request { files: vec![("c".to_owned(), vec![range(7)])], ..request };
+        assert!(matches!(short.messages().collect::<Vec<_>>()[..], [Message::Short { id: 3, .. }]));
+        assert_eq!(short.message_count(), 1);
         assert!(!Request::new(1, Kind::Read, String::new()).add_ranges(&[range(1)]));
     }
 

@@ -17,7 +17,7 @@ impl Root {
         let directory = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(path)?;
         let root = Self(directory.into());
         // Kernels before 5.6 and some seccomp profiles have no such call: say so now.
-        root.open_below(".", libc::O_RDONLY | libc::O_DIRECTORY).map_err(|error| {
+        root.open_below(".", libc::O_RDONLY | libc::O_DIRECTORY, 0).map_err(|error| {
             match error.raw_os_error() {
                 Some(libc::ENOSYS | libc::EPERM) => io::Error::new(
                     io::ErrorKind::Unsupported,
@@ -34,16 +34,22 @@ impl Root {
         // A pipe without a peer must not block.
         let common = libc::O_NONBLOCK | libc::O_NOCTTY;
         let flags = if is_write { libc::O_RDWR | libc::O_CREAT } else { libc::O_RDONLY };
-        Ok(self.open_below(path, common | flags)?.into())
+        Ok(self.open_below(path, common | flags, 0)?.into())
     }
 
-    fn open_below(&self, path: &str, flags: i32) -> io::Result<OwnedFd> {
+    /// Opens a file for reading if the kernel knows the path without asking a disk or a server.
+    pub(crate) fn cached_file(&self, path: &str) -> io::Result<File> {
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_RDONLY;
+        Ok(self.open_below(path, flags, libc::RESOLVE_CACHED)?.into())
+    }
+
+    fn open_below(&self, path: &str, flags: i32, resolve: u64) -> io::Result<OwnedFd> {
         let path = CString::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         // SAFETY: the structure is plain integers; zeros are a valid value.
         let mut how: libc::open_how = unsafe { std::mem::zeroed() };
         how.flags = u64::from((flags | libc::O_CLOEXEC).unsigned_abs());
         how.mode = if flags & libc::O_CREAT == 0 { 0 } else { 0o600 };
-        how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS;
+        how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS | resolve;
         loop {
             // SAFETY: the path is a C string; the structure has the stated size.
             let fd = unsafe {
@@ -56,6 +62,7 @@ impl Root {
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
+                Some(libc::EAGAIN) if resolve & libc::RESOLVE_CACHED != 0 => return Err(error),
                 // A rename raced with `..` in the path.
                 Some(libc::EAGAIN | libc::EINTR) => {}
                 Some(libc::EXDEV) => {
@@ -100,6 +107,12 @@ mod tests {
             let mut text = String::new();
             served.file(path, false).unwrap().read_to_string(&mut text).unwrap();
             assert_eq!(text, "served", "{path}");
+            // Whether the kernel has resolved it before is its own affair.
+            if let Ok(mut again) = served.cached_file(path) {
+                let mut text = String::new();
+                again.read_to_string(&mut text).unwrap();
+                assert_eq!(text, "served", "{path}");
+            }
         }
         let absolute = folder.0.join("secret").display().to_string();
         for path in
@@ -108,6 +121,7 @@ mod tests {
             let error = served.file(path, false).unwrap_err();
             assert!(error.to_string().contains("leads out"), "{path}: {error}");
             assert!(served.file(path, true).is_err(), "{path}");
+            assert!(served.cached_file(path).is_err(), "{path}");
         }
         assert!(served.file("nul\0byte", false).is_err());
         assert!(served.file("missing", false).is_err());

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -15,13 +16,12 @@ use nobounce_transfer::{Agent, AgentOptions, AllowList, Event, Peer};
 use crate::cache::Cache;
 use crate::error::ServerError;
 use crate::jobs::Serving;
-use crate::request::{Message, Request};
+use crate::request::{MAX_REQUESTS, Message, Request};
 use crate::root::Root;
+use crate::short::{Short, Taken};
 
 /// Port of a server unless another is given.
 pub(crate) const PORT: u16 = 9200;
-/// Requests of one client that are not answered.
-pub(crate) const MAX_REQUESTS: usize = 64;
 
 /// How a server works.
 #[derive(Clone, Debug)]
@@ -84,7 +84,8 @@ impl FileServer {
         let agent = Agent::listening(device, "files", listen, agent)?;
         let addr = agent.local_addr().unwrap_or(listen);
         let events = agent.event_fd();
-        let serving = Arc::new(Serving { agent, root: below, is_writable, cache: Cache::default() });
+        let serving =
+            Arc::new(Serving { agent, root: below, is_writable, cache: Cache::default(), at_once: 0.into() });
         let most_of_client = threads.saturating_sub(1).max(1);
         let queue = Arc::new(Queue { most_of_client, ..Queue::default() });
         let stop = Arc::new(EventFd::new().map_err(ServerError::Thread)?);
@@ -95,7 +96,7 @@ impl FileServer {
         }
         let (serving, queue, stop) = (server.serving.clone(), server.queue.clone(), server.stop.clone());
         server.spawn("nb-requests", move || {
-            Reader { serving, queue, partial: HashMap::new() }.run(events, &stop);
+            Reader { serving, queue, partial: HashMap::new(), short: Short::default() }.run(events, &stop);
         })?;
         Ok(server)
     }
@@ -109,6 +110,11 @@ impl FileServer {
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// Short reads of cached files that needed no other thread.
+    pub fn answered_at_once(&self) -> u64 {
+        self.serving.at_once.load(Ordering::Relaxed)
     }
 
     /// Its agent, for counters.
@@ -204,6 +210,7 @@ struct Reader {
     queue: Arc<Queue>,
     /// Of each client: the request that is being told, if it is fine so far.
     partial: HashMap<u64, (Peer, Option<Request>)>,
+    short: Short,
 }
 
 impl Reader {
@@ -217,6 +224,7 @@ impl Reader {
                 // Clients are accepted by their first request; a gone one leaves nothing behind.
                 while self.serving.agent.accept(Duration::ZERO).is_ok() {}
                 self.partial.retain(|_, (peer, _)| peer.gone().is_none());
+                self.short.retain();
             }
         }
     }
@@ -238,8 +246,18 @@ impl Reader {
                 let request = request.filter(|request| request.id == id);
                 // Our clients keep the limits and the order.
                 if !request.is_some_and(|request| self.queue.add(peer.clone(), request)) {
-                    tracing::warn!(peer = peer.addr(), "a client exceeded the limits of requests: closed");
-                    peer.close();
+                    refuse(&peer);
+                }
+            }
+            Message::Short { id, kind, export, path, ranges } => {
+                let request = Request { id, kind, export, files: vec![(path, ranges)] };
+                let is_taken = match self.short.take(&self.serving, &peer, &request) {
+                    Taken::Answered => true,
+                    Taken::Left => self.queue.add(peer.clone(), request),
+                    Taken::Flooded => false,
+                };
+                if !is_taken {
+                    refuse(&peer);
                 }
             }
         }
@@ -254,6 +272,11 @@ impl Reader {
             }
         }
     }
+}
+
+fn refuse(peer: &Peer) {
+    tracing::warn!(peer = peer.addr(), "a client exceeded the limits of requests: closed");
+    peer.close();
 }
 
 /// Waits until the first descriptor is readable; false if the second one is.

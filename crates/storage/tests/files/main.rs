@@ -94,6 +94,34 @@ fn ranges_of_many_files() {
 }
 
 #[test]
+fn short_reads_of_cached_files_are_answered_at_once() {
+    let folder = Folder::new("short");
+    let bytes = folder.add("a", 2 * MIB);
+    let server = folder.serve(|_| {});
+    let client = client(&server);
+    let memory = client.register(2 * MIB).unwrap();
+    let read = |ranges: &[FileRange]| client.read(&memory, &[("a", ranges)]).unwrap().wait(SOON);
+    let short = [range(5, 70_000, 0), range(MIB, 100, 80_000)];
+    assert_eq!(read(&short).unwrap(), 70_100);
+    assert_eq!(server.answered_at_once(), 0, "it was not mapped yet");
+    assert_eq!(read(&short).unwrap(), 70_100);
+    assert_eq!(server.answered_at_once(), 1);
+    assert!(bytes_of(&memory, 0, 70_000) == bytes[5..70_005]);
+    assert!(bytes_of(&memory, 80_000, 100) == bytes[MIB..MIB + 100]);
+    assert_eq!(read(&[range(0, 2 * MIB, 0)]).unwrap(), 2 << 20);
+    assert!(read(&[range(2 * MIB, 1, 0)]).is_err());
+    // More than are taken at a time.
+    let tickets: Vec<_> =
+        (0..500).map(|at| client.read(&memory, &[("a", &[range(at, 1, at)])]).unwrap()).collect();
+    tickets.iter().for_each(|ticket| assert_eq!(ticket.wait(SOON).unwrap(), 1));
+    assert!(bytes_of(&memory, 0, 500) == bytes[..500]);
+    assert_eq!(server.answered_at_once(), 501, "the others are long, or refused");
+    let changed = folder.add("a", MIB);
+    assert_eq!(read(&short[..1]).unwrap(), 70_000);
+    assert!(bytes_of(&memory, 0, 70_000) == changed[5..70_005], "a file that changed is not cached");
+}
+
+#[test]
 fn gpu_memory_is_written_without_a_copy_at_the_receiver() {
     let cuda = StandIn::load();
     let folder = Folder::new("gpu");

@@ -1,0 +1,71 @@
+//! Short reads of files in the page cache: the thread that reads requests answers them itself, which
+//! saves a wake-up. Nothing here blocks.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nobounce_transfer::{Direction, Notify, Part, Peer, Transfer};
+
+use crate::jobs::{self, BATCH, Serving};
+use crate::request::{Kind, MAX_REQUESTS, Request, tag};
+
+/// Answers on their way, by client.
+#[derive(Debug, Default)]
+pub(crate) struct Short(HashMap<u64, (Peer, VecDeque<Transfer>)>);
+
+/// What became of a request.
+pub(crate) enum Taken {
+    /// Its answer is on its way.
+    Answered,
+    /// It may block, or is refused: a worker's job.
+    Left,
+    /// The client takes none of its answers.
+    Flooded,
+}
+
+impl Short {
+    /// Answers a request if that does not block.
+    pub(crate) fn take(&mut self, serving: &Serving, peer: &Peer, request: &Request) -> Taken {
+        let (_, answers) = self.0.entry(peer.number()).or_insert_with(|| (peer.clone(), VecDeque::new()));
+        while answers.front().is_some_and(|answer| answer.result().is_some()) {
+            answers.pop_front();
+        }
+        if answers.len() >= 2 * MAX_REQUESTS {
+            return Taken::Flooded;
+        }
+        match submit(serving, peer, request) {
+            Some(answer) => {
+                answers.push_back(answer);
+                serving.at_once.fetch_add(1, Ordering::Relaxed);
+            }
+            None => return Taken::Left,
+        }
+        Taken::Answered
+    }
+
+    /// Forgets clients that are gone.
+    pub(crate) fn retain(&mut self) {
+        self.0.retain(|_, (peer, _)| peer.gone().is_none());
+    }
+}
+
+/// One WRITE of pages that are in the page cache, and the notification.
+fn submit(serving: &Serving, peer: &Peer, request: &Request) -> Option<Transfer> {
+    let [(path, ranges)] = &request.files[..] else { return None };
+    let bytes = ranges.iter().try_fold(0_u64, |sum, range| sum.checked_add(range.len))?;
+    if request.kind != Kind::Read || bytes == 0 || bytes > BATCH {
+        return None;
+    }
+    let file = serving.cache.known(&serving.root, path)?;
+    let remote = jobs::memory_of(peer, request).ok()?;
+    jobs::check(path, ranges, Some(file.size()), &remote).ok()?;
+    let pieces = jobs::batches(ranges).next()?;
+    let is_resident = pieces.iter().all(|piece| {
+        let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
+        file.mapping.is_resident(at(piece.local)..at(piece.local + piece.len))
+    });
+    let view = file.view.as_ref().filter(|_| is_resident)?;
+    let part = Part { local: view, remote: &remote, pieces: Arc::new(pieces) };
+    peer.submit(Direction::Write, vec![part], Notify::Tag(&tag(request.id, 0))).ok()
+}
