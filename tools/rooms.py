@@ -33,8 +33,9 @@ ROOMS = {
     ],
     # The parts of a transfer, the estimate and its reports name each other's types.
     "crates/predict": [
-        ("numbers", {"constants", "factor", "least_squares"}),
-        ("model", {"fabric", "slot", "parts", "machine", "route", "software", "soft", "model", "staging", "window", "cluster", "measured", "calibration", "seen", "report", "upgrade", "plot"}),
+        ("numbers", {"constants", "factor", "fitted", "interval_table", "least_squares"}),
+        ("model", {"fabric", "slot", "parts", "machine", "route", "software", "soft", "model", "staging", "window", "cluster", "measured", "calibration", "seen", "report", "upgrade", "plot", "basis", "interval"}),
+        ("validation", {"published", "validation"}),
     ],
     "crates/diagnose": [
         ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl", "storage_verdict"}), ("checks", {"checks", "lost", "diagnosis"}), ("reports", {"report", "storage_report", "draw", "log", "fuzzing"}),

@@ -386,7 +386,8 @@ fn expected(
     .within_platform();
     let rate = |spec: &Spec, is_direct: bool| {
         let parts = Parts { bar1: None, ..spec.resolve().ok()? };
-        let estimate = if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true) };
+        let estimate =
+            if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true).ok()? };
         Some(estimate.gbytes_per_s.expected)
     };
     (rate(&now, path != PathKind::Staged), rate(&could, true))

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::basis::{self, NoBasis, NoEstimate};
 use super::constants as c;
 use super::factor::{Factor, Stage, in_series, slowest};
 use super::model::direct;
@@ -138,6 +139,9 @@ pub enum ClusterError {
     /// There is no direct way to compare with.
     #[error("no direct path to compare with: {0}")]
     NotDirect(#[from] NotDirect),
+    /// Nothing is known of it.
+    #[error("not predicted: {0}")]
+    NoBasis(#[from] NoBasis),
     /// Host memory needs none.
     #[error("GPUDirect needs GPU memory, but the transfer uses host memory")]
     Host,
@@ -145,6 +149,15 @@ pub enum ClusterError {
 
 /// Hours of a month.
 const MONTH: f64 = 730.0;
+
+impl From<NoEstimate> for ClusterError {
+    fn from(why: NoEstimate) -> Self {
+        match why {
+            NoEstimate::NotDirect(why) => Self::NotDirect(why),
+            NoEstimate::NoBasis(why) => Self::NoBasis(why),
+        }
+    }
+}
 
 /// What the figures rest on, for people.
 pub const ASSUMPTIONS: [&str; 8] = [
@@ -168,6 +181,7 @@ pub fn impact(parts: &Parts, cluster: &Cluster) -> Result<Vec<Impact>, ClusterEr
         return Err(ClusterError::Host);
     }
     route::possible(parts, cluster.bytes)?;
+    basis::known(parts, cluster.bytes)?;
     Pattern::ALL.into_iter().map(|pattern| one(parts, cluster, pattern)).collect()
 }
 
@@ -284,21 +298,21 @@ fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f
         stages.push(Stage { factor: Factor::GpuLinks, gbytes_per_s, count: 1 });
     }
     let binds = slowest(&stages).map_or(Factor::Wire, |stage| stage.factor);
-    (in_series(&stages), binds)
+    (in_series(&stages, parts.fitted.series_exponent), binds)
 }
 
 /// Microseconds, and what takes most of them.
 type Timed = (f64, Factor);
 
 /// One hand-over, direct and staged.
-fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), NotDirect> {
+fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), ClusterError> {
     let rails = (cluster.nics_per_node / cluster.gpus_per_node).max(1);
     let sharers = (cluster.gpus_per_node / cluster.nics_per_node).max(1);
     let pair = Parts { rails, sharers, gpus: 1, software: Software::Nixl, ..parts.clone() };
     let way = direct(&pair, cluster.bytes)?;
     // All GPUs of a node hand over at once, and share its memory.
     let crowded = Parts { dram: pair.dram / f64::from(cluster.gpus_per_node), ..pair };
-    let other = staging::staged(&crowded, cluster.bytes, true);
+    let other = staging::staged(&crowded, cluster.bytes, true)?;
     Ok(((way.microseconds.expected, way.binds), (other.microseconds.expected, other.binds)))
 }
 

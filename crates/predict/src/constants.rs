@@ -36,7 +36,7 @@ constants! {
     /// this exponent.
     SERIES_EXPONENT: 16.0, "", fitted, "streams over EDR, HDR and NDR: stages of nearly the same speed cost 1 to 5 %";
     /// What one flow alone gets of what several get together.
-    LONE_FLOW: 0.972, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
+    LONE_FLOW: 0.96, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
     /// One message through two adapters and the cable between them.
     WIRE_BASE: 0.6, "us", sourced, "UCX, uct/ib: latency of EDR and faster ports";
     WIRE_BASE_FDR: 0.7, "us", sourced, "UCX, uct/ib: FDR";
@@ -56,21 +56,21 @@ constants! {
     /// Longest message that travels inside its work request.
     INLINE: 220.0, "B", sourced, "perftest: default inline size";
     /// MPI's own work for one message, at each end.
-    MPI_CALL: 0.33, "us", fitted, "osu_latency of host memory, two clusters";
+    MPI_CALL: 0.25, "us", fitted, "osu_latency of host memory, two clusters";
     /// Between two messages of one MPI process.
-    MPI_GAP: 0.22, "us", fitted, "osu_mbw_mr of host memory";
+    MPI_GAP: 0.15, "us", fitted, "osu_mbw_mr of host memory";
     /// Asking CUDA what a pointer is, each message and end.
-    DEVICE_CALL: 0.16, "us", fitted, "osu_latency and osu_bw of GPU memory, two clusters";
+    DEVICE_CALL: 0.3, "us", fitted, "osu_latency and osu_bw of GPU memory, two clusters";
     /// Longest message of host memory that MPI over UCX copies.
     MPI_EAGER_HOST: 16384.0, "B", fitted, "osu_latency of host memory: the step between 16 and 64 KiB";
     /// The same of GPU memory.
-    MPI_EAGER_GPU: 8192.0, "B", fitted, "osu_latency of GPU memory: the step between 8 and 16 KiB";
+    MPI_EAGER_GPU: 4096.0, "B", fitted, "osu_latency of GPU memory: the step after it";
     /// Smallest share of a message that goes over a rail of its own.
     MIN_RAIL_SHARE: 16384.0, "B", sourced, "UCX: UCX_MIN_RNDV_CHUNK_SIZE";
     /// One core copies.
     CORE_COPY: 10.0, "GB/s", fitted, "within UCX's estimates of 5.3 to 12.6; eager protocols of two clusters";
     /// NIXL's work for one transfer, from posting to the word that it is done.
-    NIXL_CALL: 5.5, "us", fitted, "nixlbench over NDR";
+    NIXL_CALL: 5.0, "us", fitted, "nixlbench over NDR";
     /// Longest transfer that NIXL over UCX copies first.
     NIXL_EAGER: 131_072.0, "B", fitted, "nixlbench over NDR: the step between 128 and 256 KiB";
     /// NCCL: from the call to the kernel and back.

@@ -1,6 +1,5 @@
 //! Parts from the facts of a machine: one GPU and one adapter of it.
 
-use super::constants as c;
 use super::fabric::{Fabric, Kind};
 use super::parts::{Memory, Software, Spec};
 use super::slot::Slot;
@@ -188,15 +187,9 @@ fn adapter(facts: &Facts, nic: &Nic) -> Spec {
         max_read_request: config.and_then(|config| config.max_read_request).filter(|bytes| exists(*bytes)),
         relaxed_ordering: config.and_then(|config| config.relaxed_ordering),
         platform: Some(Platform::of(&facts.machine.cpu)),
-        dram: Some(memory(facts)),
+        sockets: facts.machine.sockets.get(),
         ..Spec::default()
     }
-}
-
-/// GB/s of the machine's memory: what its processors are made for, less what is never reached.
-fn memory(facts: &Facts) -> f64 {
-    let sockets = facts.machine.sockets.get().unwrap_or(1).clamp(1, 16);
-    Platform::of(&facts.machine.cpu).memory_per_socket() * f64::from(sockets) * c::DRAM_SHARE
 }
 
 /// The kernel tells QDR and older by their signalling rate, of which the line code takes a fifth.

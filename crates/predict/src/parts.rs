@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::constants as c;
 use super::fabric::Fabric;
+use super::fitted::Fitted;
 use super::slot::Slot;
 use super::soft::Soft;
 use nobounce_topology::platform::Platform;
@@ -22,6 +23,8 @@ pub enum Software {
     Nixl,
     /// NCCL, point to point.
     Nccl,
+    /// Kernels on the GPU that post themselves, as NVSHMEM and DeepEP do. Not predicted.
+    GpuInitiated,
     /// This project's software NIC: a core at each end moves the bytes.
     Nobounce,
 }
@@ -86,6 +89,8 @@ pub struct Spec {
     pub bar1: Option<u64>,
     /// GB/s of the host's memory at each end.
     pub dram: Option<f64>,
+    /// Sockets of each machine: each has memory of its own.
+    pub sockets: Option<u32>,
     /// The software that posts.
     pub software: Option<Software>,
     /// Queue pairs at work on each rail.
@@ -131,6 +136,8 @@ pub struct Parts {
     pub bar1: Option<u64>,
     /// GB/s of host memory.
     pub dram: f64,
+    /// Whether that is stated, or follows from the processor.
+    pub dram_is_known: bool,
     /// The software that posts.
     pub software: Software,
     /// Queue pairs on each rail; 0: enough of them.
@@ -143,6 +150,9 @@ pub struct Parts {
     pub sharers: u32,
     /// What is known of the software NIC here.
     pub soft: Soft,
+    /// Constants that published figures decide; those of the model, but for its validation.
+    #[serde(skip)]
+    pub fitted: Fitted,
     /// What was not said, and what was taken instead.
     pub assumed: Vec<String>,
 }
@@ -153,7 +163,7 @@ pub struct Parts {
 pub enum PartsError {
     /// No such link.
     #[error(
-        "invalid link {0:?}: expected ib:sdr, ib:ddr, ib:qdr, ib:fdr10, ib:fdr, ib:edr, ib:hdr, ib:ndr, ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s, such as rocev2:400"
+        "invalid link {0:?}: expected ib:sdr, ib:ddr, ib:qdr, ib:fdr10, ib:fdr, ib:edr, ib:hdr, ib:ndr, ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp:, efa: or tcp: with Gb/s, such as rocev2:400"
     )]
     Fabric(String),
     /// Faster than any.
@@ -295,7 +305,7 @@ impl Spec {
         if self.max_read_request.is_none() {
             assumed.push("MaxReadReq of the adapter is 4096 bytes, as vendors recommend".to_owned());
         }
-        let dram = positive("the bandwidth of host memory", self.dram)?.unwrap_or(200.0);
+        let (dram, dram_is_known) = self.dram(platform, memory, &mut assumed)?;
         if link.kind == super::fabric::Kind::Loopback {
             // No adapter, no slot: none of that matters.
             assumed = vec![
@@ -322,12 +332,14 @@ impl Spec {
             max_read_request,
             bar1: self.bar1,
             dram,
+            dram_is_known,
             software: self.software.unwrap_or_default(),
             queue_pairs: self.queue_pairs.unwrap_or(0),
             operation: self.operation.unwrap_or_default(),
             chunk: self.chunk(),
             sharers: self.sharers.unwrap_or(1),
             soft: Soft::default(),
+            fitted: Fitted::default(),
             assumed,
         })
     }
@@ -345,6 +357,30 @@ impl Spec {
         let most = self.fastest_slot();
         let slower = |slot: Option<Slot>| slot.map(|slot| slot.at_most(most));
         Self { nic: slower(self.nic), gpu: slower(self.gpu), ..self }
+    }
+
+    /// GB/s of host memory, and whether it is known.
+    fn dram(
+        &self,
+        platform: Platform,
+        memory: Memory,
+        assumed: &mut Vec<String>,
+    ) -> Result<(f64, bool), PartsError> {
+        if let Some(stated) = positive("the bandwidth of host memory", self.dram)? {
+            return Ok((stated, true));
+        }
+        let sockets = self.sockets.unwrap_or(1).clamp(1, 16);
+        let (dram, is_known) = if platform == Platform::Other {
+            (200.0, false)
+        } else {
+            (platform.memory_per_socket() * f64::from(sockets) * c::DRAM_SHARE, true)
+        };
+        if memory == Memory::Host {
+            assumed.push(format!(
+                "host memory of {dram:.0} GB/s: every channel of {sockets} sockets is populated"
+            ));
+        }
+        Ok((dram, is_known))
     }
 
     fn chunk(&self) -> u64 {
@@ -393,7 +429,7 @@ impl Spec {
             return Ok(usual);
         };
         let exists = match link.kind {
-            Kind::Iwarp | Kind::Efa => (256..=9216).contains(&mtu),
+            Kind::Iwarp | Kind::Efa | Kind::Tcp => (256..=9216).contains(&mtu),
             _ => matches!(mtu, 256 | 512 | 1024 | 2048 | 4096),
         };
         if exists { Ok(mtu) } else { Err(PartsError::Mtu(mtu)) }

@@ -26,43 +26,46 @@ pub(super) struct Protocol {
 
 pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
     let share = |factor, microseconds| Share { factor, microseconds };
+    let fitted = &parts.fitted;
     let mut shares = Vec::new();
     let mut copied = false;
-    let (mut gap, mut overlaps, mut rails) = (c::VERBS_GAP, true, parts.rails);
+    let (mut gap, mut overlaps, mut rails) = (fitted.verbs_gap, true, parts.rails);
     let bytes = float(size);
     match parts.software {
         Software::Verbs => shares.push(share(Factor::Software, 2.0 * c::VERBS_CALL)),
         Software::Mpi => {
-            let device = if parts.memory == Memory::Gpu { c::DEVICE_CALL } else { 0.0 };
-            shares.push(share(Factor::Software, 2.0 * (c::VERBS_CALL + c::MPI_CALL + device)));
-            gap = c::MPI_GAP + device;
+            let device = if parts.memory == Memory::Gpu { fitted.device_call } else { 0.0 };
+            shares.push(share(Factor::Software, 2.0 * (c::VERBS_CALL + fitted.mpi_call + device)));
+            gap = fitted.mpi_gap + device;
             overlaps = false;
             rails = split(parts.rails, bytes);
-            let limit = if parts.memory == Memory::Gpu { c::MPI_EAGER_GPU } else { c::MPI_EAGER_HOST };
+            let limit =
+                if parts.memory == Memory::Gpu { fitted.mpi_eager_gpu } else { fitted.mpi_eager_host };
             if bytes > limit {
                 // Three short messages more: word that there is something, the receiver's request
                 // to read it, word that it is done.
                 let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
-                shares.push(share(Factor::Handshake, 3.0 * (pass + 2.0 * (c::VERBS_CALL + c::MPI_CALL))));
-                gap += c::MPI_GAP;
+                shares.push(share(Factor::Handshake, 3.0 * (pass + 2.0 * (c::VERBS_CALL + fitted.mpi_call))));
+                gap += fitted.mpi_gap;
             } else if let (Memory::Gpu, Some(gpu)) = (parts.memory, parts.gpu) {
                 // What was not announced arrives in host memory, and a core stores it into the GPU.
                 shares.push(share(Factor::CoreCopy, bytes / window::store(gpu) / 1000.0));
             } else if parts.memory == Memory::Host && bytes > c::INLINE {
-                shares.push(share(Factor::CoreCopy, 2.0 * bytes / c::CORE_COPY / 1000.0));
+                shares.push(share(Factor::CoreCopy, 2.0 * bytes / fitted.core_copy / 1000.0));
             }
         }
         Software::Nixl => {
-            shares.push(share(Factor::Software, c::NIXL_CALL));
-            gap = c::NIXL_CALL;
+            shares.push(share(Factor::Software, fitted.nixl_call));
+            gap = fitted.nixl_call;
             overlaps = false;
-            copied = bytes <= c::NIXL_EAGER;
+            copied = bytes <= fitted.nixl_eager;
         }
         Software::Nccl => {
             shares.push(share(Factor::Software, c::NCCL_BASE + c::NCCL_NET));
             gap = c::NCCL_NET;
             overlaps = false;
         }
+        Software::GpuInitiated => {}
         Software::Nobounce => {
             gap = soft::gap(parts, size);
             overlaps = false;

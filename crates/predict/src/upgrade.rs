@@ -36,14 +36,14 @@ impl Upgrade {
 #[must_use]
 pub fn upgrades(parts: &Parts, size: u64) -> Vec<Upgrade> {
     let figures = |parts: &Parts| {
-        let estimate = direct(parts, size).unwrap_or_else(|_| staged(parts, size, true));
-        (estimate.gbytes_per_s.expected, estimate.microseconds.expected)
+        let estimate = direct(parts, size).ok().or_else(|| staged(parts, size, true).ok())?;
+        Some((estimate.gbytes_per_s.expected, estimate.microseconds.expected))
     };
-    let (gbytes_before, microseconds_before) = figures(parts);
+    let Some((gbytes_before, microseconds_before)) = figures(parts) else { return Vec::new() };
     let gain = |one: &Upgrade| one.factor().max(one.microseconds_before / one.microseconds_after);
     let mut found: Vec<Upgrade> = Vec::new();
     for (change, free, parts) in changes(parts) {
-        let (gbytes_after, microseconds_after) = figures(&parts);
+        let Some((gbytes_after, microseconds_after)) = figures(&parts) else { continue };
         let one =
             Upgrade { change, free, gbytes_before, gbytes_after, microseconds_before, microseconds_after };
         // What adds parts to a change before it must also add something to what that one buys.

@@ -27,7 +27,7 @@ fn software() -> impl Strategy<Value = Software> {
 fn link() -> impl Strategy<Value = Fabric> {
     let names = ["sdr", "ddr", "qdr", "fdr10", "fdr", "edr", "hdr", "ndr", "xdr"];
     let infiniband = prop::sample::select(names.to_vec()).prop_map(|name| Fabric::infiniband(name).unwrap());
-    let kinds = vec![Kind::RoceV1, Kind::RoceV2, Kind::RoceV2Ipv6, Kind::Iwarp, Kind::Efa];
+    let kinds = vec![Kind::RoceV1, Kind::RoceV2, Kind::RoceV2Ipv6, Kind::Iwarp];
     let rates = vec![10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0, 800.0];
     let ethernet = (prop::sample::select(kinds), prop::sample::select(rates));
     prop_oneof![infiniband, ethernet.prop_map(|(kind, gbps)| Fabric { kind, gbps })]
@@ -71,6 +71,9 @@ prop_compose! {
         // Devices attached to a CPU's slots are no faster than the slots.
         let most = platform.fastest_slot().filter(|_| !distance.is_below_switch()).unwrap_or(u32::MAX);
         let (nic, gpu) = (nic.at_most(most), gpu.at_most(most));
+        // Between sockets of an unknown processor nothing is predicted.
+        let far = distance == Distance::Sys && platform.between_sockets().is_none();
+        let distance = if far { Distance::Node } else { distance };
         Spec {
             link: Some(link),
             mtu: Some(mtu),
@@ -88,6 +91,7 @@ prop_compose! {
             max_read_request: Some(128 << request),
             bar1: None,
             dram: Some(dram),
+            sockets: None,
             software: Some(software),
             queue_pairs: Some(queue_pairs),
             operation: Some(if read { Op::Read } else { Op::Write }),
@@ -161,7 +165,7 @@ fn not_worse(before: &Parts, after: &Parts, size: u64) -> Result<(), TestCaseErr
     let ((time, rate), (new_time, new_rate)) = (figures(before, size), figures(after, size));
     prop_assert!(new_time <= time * 1.000_001, "{time} us became {new_time}");
     prop_assert!(new_rate >= rate * 0.999_999, "{rate} GB/s became {new_rate}");
-    let (old, new) = (staged(before, size, true), staged(after, size, true));
+    let (old, new) = (staged(before, size, true).unwrap(), staged(after, size, true).unwrap());
     prop_assert!(new.microseconds.expected <= old.microseconds.expected * 1.000_001, "staged");
     prop_assert!(new.gbytes_per_s.expected >= old.gbytes_per_s.expected * 0.999_999, "staged");
     Ok(())
@@ -192,7 +196,7 @@ proptest! {
     #[test]
     fn direct_is_never_slower_than_staging_as_a_whole(parts in parts_in(vec![Memory::Gpu]), size in sizes()) {
         let (time, _) = figures(&parts, size);
-        let whole = staged(&parts, size, false).microseconds.expected;
+        let whole = staged(&parts, size, false).unwrap().microseconds.expected;
         let slower = time > whole * 1.000_001;
         prop_assert!(!slower || loses_between_devices(&parts), "direct {time} us, staged {whole} us");
     }
@@ -203,7 +207,7 @@ proptest! {
     fn direct_is_never_slower_with_settings_as_they_should_be(parts in parts_in(vec![Memory::Gpu]), size in sizes()) {
         prop_assume!(parts.platform.peer_read().is_none());
         let parts = Parts { relaxed_ordering: true, max_read_request: 4096, ..parts };
-        let whole = staged(&parts, size, false).microseconds.expected;
+        let whole = staged(&parts, size, false).unwrap().microseconds.expected;
         prop_assert!(figures(&parts, size).0 <= whole * 1.000_001);
     }
 
@@ -261,7 +265,7 @@ fn alone_a_prediction_takes_less_than_a_millisecond() {
         let once = |_| {
             let start = std::time::Instant::now();
             let found = direct(std::hint::black_box(parts), 300_000).unwrap();
-            let way = staged(parts, 300_000, true);
+            let way = staged(parts, 300_000, true).unwrap();
             std::hint::black_box((found, way));
             start.elapsed()
         };
@@ -289,11 +293,12 @@ fn short_read_requests_lose_as_documented() {
                 nic: Slot::new(generation, 16).ok(),
                 gpu: Slot::new(generation, 16).ok(),
                 distance: Some(distance),
+                platform: Some(Platform::EmeraldRapids),
                 max_read_request: Some(*request),
                 ..Spec::default()
             };
             let parts = spec.resolve().unwrap();
-            figures(&parts, 1 << 30).0 > staged(&parts, 1 << 30, false).microseconds.expected
+            figures(&parts, 1 << 30).0 > staged(&parts, 1 << 30, false).unwrap().microseconds.expected
         };
         [128, 256, 512, 1024, 2048, 4096].into_iter().filter(loses).max().unwrap_or(0)
     };
@@ -301,7 +306,7 @@ fn short_read_requests_lose_as_documented() {
         ("edr", 3, [0, 0, 128]),
         ("hdr", 4, [128, 128, 256]),
         ("ndr", 5, [256, 256, 512]),
-        ("xdr", 6, [512, 512, 1024]),
+        ("xdr", 6, [512, 512, 512]),
     ] {
         let found =
             [Distance::Pix, Distance::Phb, Distance::Sys].map(|distance| longest(link, generation, distance));

@@ -63,6 +63,10 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "FILE.svg", help_heading = "Results")]
     pub(crate) plot: Option<PathBuf>,
 
+    /// Print the score of the model on published figures, each predicted without its source
+    #[arg(long, help_heading = "Results")]
+    pub(crate) validation: bool,
+
     /// List the constants of the model, with their sources
     #[arg(long, help_heading = "Results")]
     pub(crate) constants: bool,
@@ -114,7 +118,7 @@ pub(crate) enum Parted {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Parts")]
 pub(crate) struct PartArgs {
-    /// Network: ib:sdr to ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s
+    /// Network: ib:sdr to ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp:, efa: or tcp: with Gb/s
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<Fabric>,
 
@@ -179,11 +183,12 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) bar1: Option<Amount>,
 
-    /// Host memory bandwidth at each end [default: 200]
+    /// Host memory bandwidth at each end [default: all channels of the processor]
     #[arg(long, value_name = "GB/s")]
     pub(crate) dram: Option<f64>,
 
-    /// Software that posts the transfers: verbs, mpi, nixl, nccl or nobounce (the software NIC)
+    /// Software that posts the transfers: verbs, mpi, nixl, nccl, gpu-initiated or nobounce (the
+    /// software NIC)
     #[arg(long, value_name = "LIBRARY", value_parser = word::<Software>)]
     pub(crate) software: Option<Software>,
 
@@ -226,6 +231,7 @@ impl PartArgs {
             max_read_request: self.max_read_request.or(machine.max_read_request),
             bar1: self.bar1.map(|amount| amount.0).or(machine.bar1),
             dram: self.dram.or(machine.dram),
+            sockets: machine.sockets,
             software: self.software.or(machine.software),
             queue_pairs: self.qps.or(machine.queue_pairs),
             operation: self.op.or(machine.operation),

@@ -17,6 +17,7 @@ use nobounce_predict::parts::{Parts, Spec};
 use nobounce_predict::plot;
 use nobounce_predict::report::{Report, figure, report};
 use nobounce_predict::soft::Soft;
+use nobounce_predict::validation::validate;
 use nobounce_topology::facts::Facts;
 use nobounce_topology::machines;
 
@@ -32,6 +33,16 @@ pub(crate) fn main(args: &PredictArgs) -> anyhow::Result<ExitCode> {
             let kind = if one.fitted { "fitted to" } else { "from" };
             let value = format!("{} {}", one.value, one.unit);
             writeln!(out, "{:<18} {value:>12}  {kind} {}", one.name.to_lowercase(), one.source)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.validation {
+        let found = validate();
+        if args.json {
+            serde_json::to_writer_pretty(&mut out, &found)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{}", found.score.text())?;
         }
         return Ok(ExitCode::SUCCESS);
     }

@@ -1,0 +1,81 @@
+//! What the model has no basis for: no source measured it, or what decides is unknown. Nothing is
+//! predicted then.
+
+use super::fabric::Kind;
+use super::parts::{Memory, Parts, Software};
+use super::route::NotDirect;
+use nobounce_topology::tree::Distance;
+
+/// Why nothing is predicted.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoBasis {
+    /// Amazon's adapters.
+    #[error(
+        "EFA's time for one message depends on its own protocol, of which no figures are published; messages from 1 MiB on are predicted"
+    )]
+    Efa,
+    /// A socket has other limits: system calls, congestion control.
+    #[error("TCP is bound by the kernel's network stack, which the model does not have")]
+    Tcp,
+    /// A GPU posts the work requests.
+    #[error("GPU-initiated transfers depend on how many thread blocks post, which the model does not have")]
+    GpuInitiated,
+    /// Its speed is a property of the processor.
+    #[error("the link between the sockets is unknown for {0}; name the processor with --platform")]
+    Sockets(&'static str),
+    /// Memory may be slower than the adapters.
+    #[error(
+        "{rails} adapters carry up to {gbytes:.0} GB/s and the bandwidth of host memory is unknown; add --dram or --platform"
+    )]
+    Dram {
+        /// Adapters.
+        rails: u32,
+        /// What they carry.
+        gbytes: f64,
+    },
+}
+
+/// Why there is no estimate.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoEstimate {
+    /// The path does not exist.
+    #[error(transparent)]
+    NotDirect(#[from] NotDirect),
+    /// It may exist, and nothing is known of it.
+    #[error("not predicted: {0}")]
+    NoBasis(#[from] NoBasis),
+}
+
+/// GB/s that the memory of every known server carries: the least of the table of processors, less
+/// what is never reached.
+const ANY_SERVER: f64 = 60.0;
+/// Messages from which the slots and the link decide, whatever the protocol.
+const EFA_LONG: u64 = 1 << 20;
+
+/// Whether transfers of these parts can be predicted, direct and staged alike.
+///
+/// # Errors
+/// They cannot, and why.
+pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
+    if parts.link.kind == Kind::Efa && size < EFA_LONG {
+        return Err(NoBasis::Efa);
+    }
+    if parts.link.kind == Kind::Tcp {
+        return Err(NoBasis::Tcp);
+    }
+    if parts.software == Software::GpuInitiated {
+        return Err(NoBasis::GpuInitiated);
+    }
+    let far = parts.gpu_over_pcie() && parts.distance == Distance::Sys;
+    if far && parts.platform.between_sockets().is_none() {
+        return Err(NoBasis::Sockets(parts.platform.name()));
+    }
+    let gbytes = parts.link.goodput(parts.mtu) * f64::from(parts.rails);
+    let is_real = parts.link.kind != Kind::Loopback;
+    if is_real && parts.memory == Memory::Host && !parts.dram_is_known && gbytes > ANY_SERVER {
+        return Err(NoBasis::Dram { rails: parts.rails, gbytes });
+    }
+    Ok(())
+}
