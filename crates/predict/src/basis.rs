@@ -21,6 +21,22 @@ pub enum NoBasis {
     /// A GPU posts the work requests.
     #[error("GPU-initiated transfers depend on how many thread blocks post, which the model does not have")]
     GpuInitiated,
+    /// UCX takes other protocols with every version.
+    #[error(
+        "UCX's protocol for GPU messages of this size depends on its version and settings: published rates differ by a factor of six on like hardware"
+    )]
+    UcxProtocol,
+    /// The rates of two clusters differ too much.
+    #[error(
+        "the core copies and matches messages below 64 KiB: published MPI rates differ by a factor of three on like adapters"
+    )]
+    MpiCore,
+    /// One source only: nothing to validate it with.
+    #[error("of NIXL's messages below 1 MiB one source is published, which cannot be validated")]
+    Nixl,
+    /// NCCL changes its protocol below.
+    #[error("below 1 MiB NCCL uses the protocols LL and LL128, which the model does not have")]
+    NcclProtocol,
     /// Its speed is a property of the processor.
     #[error("the link between the sockets is unknown for {0}; name the processor with --platform")]
     Sockets(&'static str),
@@ -52,14 +68,16 @@ pub enum NoEstimate {
 /// what is never reached.
 const ANY_SERVER: f64 = 60.0;
 /// Messages from which the slots and the link decide, whatever the protocol.
-const EFA_LONG: u64 = 1 << 20;
+const LONG: u64 = 1 << 20;
+/// MPI messages of host memory from which the adapters decide.
+const MPI_COPIES: u64 = 64 << 10;
 
 /// Whether transfers of these parts can be predicted, direct and staged alike.
 ///
 /// # Errors
 /// They cannot, and why.
 pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
-    if parts.link.kind == Kind::Efa && size < EFA_LONG {
+    if parts.link.kind == Kind::Efa && size < LONG {
         return Err(NoBasis::Efa);
     }
     if parts.link.kind == Kind::Tcp {
@@ -67,6 +85,13 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
     }
     if parts.software == Software::GpuInitiated {
         return Err(NoBasis::GpuInitiated);
+    }
+    let gpu = parts.memory == Memory::Gpu;
+    match parts.software {
+        Software::Mpi if gpu && size < LONG => return Err(NoBasis::UcxProtocol),
+        Software::Mpi if size < MPI_COPIES => return Err(NoBasis::MpiCore),
+        Software::Nixl if size < LONG => return Err(NoBasis::Nixl),
+        _ => {}
     }
     let far = parts.gpu_over_pcie() && parts.distance == Distance::Sys;
     if far && parts.platform.between_sockets().is_none() {
@@ -78,4 +103,12 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
         return Err(NoBasis::Dram { rails: parts.rails, gbytes });
     }
     Ok(())
+}
+
+/// Whether collectives of so many bytes can be predicted.
+///
+/// # Errors
+/// They cannot, and why.
+pub(super) const fn collective(bytes: u64) -> Result<(), NoBasis> {
+    if bytes < LONG { Err(NoBasis::NcclProtocol) } else { Ok(()) }
 }

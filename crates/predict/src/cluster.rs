@@ -60,6 +60,17 @@ impl Pattern {
         Self::KvHandOver,
     ];
 
+    /// Bus bandwidth against algorithm bandwidth, as nccl-tests define them.
+    #[must_use]
+    pub fn bus_share(self, cluster: &Cluster) -> f64 {
+        let all = f64::from(cluster.nodes) * f64::from(cluster.gpus_per_node);
+        match self {
+            Self::RingAllReduce | Self::TreeAllReduce => 2.0 * (all - 1.0) / all,
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll => (all - 1.0) / all,
+            Self::KvHandOver => 1.0,
+        }
+    }
+
     /// Its name for people.
     #[must_use]
     pub const fn words(self) -> &'static str {
@@ -182,6 +193,7 @@ pub fn impact(parts: &Parts, cluster: &Cluster) -> Result<Vec<Impact>, ClusterEr
     }
     route::possible(parts, cluster.bytes)?;
     basis::known(parts, cluster.bytes)?;
+    basis::collective(cluster.bytes)?;
     Pattern::ALL.into_iter().map(|pattern| one(parts, cluster, pattern)).collect()
 }
 
@@ -250,12 +262,32 @@ fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool)
             flow(2.0 * share, rate * c::NCCL_TREE) + 2.0 * (levels * c::NCCL_NET + (gpus - 1.0) * near)
         }
         Pattern::AllGather | Pattern::ReduceScatter => ring(1.0),
-        // Every GPU of the node sends through the node's adapters what is for other nodes.
         Pattern::AllToAll | Pattern::KvHandOver => {
-            flow(gpus * (nodes - 1.0) / nodes, rate) + c::NCCL_NET * (nodes - 1.0).min(64.0)
+            return all_to_all(parts, cluster, is_direct);
         }
     };
     (time + c::NCCL_BASE, binds)
+}
+
+/// Every GPU sends to every other: through its own adapter what is for other nodes, over the links
+/// between GPUs what is for its neighbours, at the same time.
+fn all_to_all(parts: &Parts, cluster: &Cluster, is_direct: bool) -> Timed {
+    let (nodes, gpus) = (f64::from(cluster.nodes), f64::from(cluster.gpus_per_node));
+    // A connection between two GPUs uses one adapter, however many the node has.
+    let nics = cluster.nics_per_node.min(cluster.gpus_per_node);
+    let outside = Cluster { nics_per_node: nics, nvlink: Some(f64::INFINITY), ..cluster.clone() };
+    let (rate, binds) = node_rate(parts, &outside, is_direct, 1.0);
+    let bytes = float(cluster.bytes);
+    let far = bytes * gpus * (nodes - 1.0) / nodes / rate / 1000.0;
+    let near = bytes * (gpus - 1.0) / (nodes * gpus) / between_gpus(parts, cluster) / 1000.0;
+    let (flowing, binds) = if near > far { (near, Factor::GpuLinks) } else { (far, binds) };
+    (flowing + c::NCCL_NET * (nodes - 1.0).min(64.0) + c::NCCL_BASE, binds)
+}
+
+/// GB/s between GPUs of one machine: their links, or copy kernels over PCIe.
+fn between_gpus(parts: &Parts, cluster: &Cluster) -> f64 {
+    let over_pcie = || parts.gpu.map(super::slot::Slot::kernel_copy);
+    cluster.nvlink.or_else(over_pcie).unwrap_or(f64::INFINITY)
 }
 
 /// How often the bytes pass the adapters of the busiest node of two trees that carry half of them
@@ -293,8 +325,8 @@ fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f
     for stage in &mut stages {
         stage.gbytes_per_s /= load;
     }
-    let between = cluster.nvlink.or_else(|| parts.gpu.map(|slot| slot.kernel_copy()));
-    if let (true, Some(gbytes_per_s)) = (cluster.gpus_per_node > 1, between) {
+    let gbytes_per_s = between_gpus(parts, cluster);
+    if cluster.gpus_per_node > 1 && gbytes_per_s.is_finite() {
         stages.push(Stage { factor: Factor::GpuLinks, gbytes_per_s, count: 1 });
     }
     let binds = slowest(&stages).map_or(Factor::Wire, |stage| stage.factor);

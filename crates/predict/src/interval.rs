@@ -18,17 +18,20 @@ pub enum Class {
     Staged,
     /// Exchanges between all GPUs of a cluster.
     Collective,
+    /// Verbs with a GPU whose distance to the adapter is assumed.
+    Unplaced,
 }
 
 impl Class {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 4] = [Self::Verbs, Self::Library, Self::Staged, Self::Collective];
+    pub const ALL: [Self; 5] = [Self::Verbs, Self::Library, Self::Staged, Self::Collective, Self::Unplaced];
 
-    /// Of a direct transfer.
+    /// Of a direct transfer; `placed`: nothing is assumed of the place of GPU and adapter.
     #[must_use]
-    pub const fn of_software(software: Software) -> Self {
+    pub const fn of_direct(software: Software, placed: bool) -> Self {
         match software {
-            Software::Verbs | Software::Nobounce | Software::GpuInitiated => Self::Verbs,
+            Software::Verbs | Software::Nobounce | Software::GpuInitiated if placed => Self::Verbs,
+            Software::Verbs | Software::Nobounce | Software::GpuInitiated => Self::Unplaced,
             Software::Mpi | Software::Nixl | Software::Nccl => Self::Library,
         }
     }

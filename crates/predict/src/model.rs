@@ -74,7 +74,7 @@ pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NoEstimate> {
         _ => route::stages(parts, parts.rails),
     };
     let stream = stream(&streamed, size, &protocol, &parts.fitted);
-    Ok(finish(size, shares, stream, spread(parts, size, Class::of_software(parts.software))))
+    Ok(finish(size, shares, stream, spread(parts, size, Class::of_direct(parts.software, parts.is_placed))))
 }
 
 /// Time in which the bytes of a lone message flow.

@@ -51,6 +51,16 @@ pub enum Op {
     Read,
 }
 
+/// One end of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum End {
+    /// Where the bytes come from.
+    Source,
+    /// Where they go.
+    Target,
+}
+
 /// A transfer as given on the command line, or as a row of figures describes it. Missing parts are
 /// completed and reported.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -75,6 +85,8 @@ pub struct Spec {
     pub gpus: Option<u32>,
     /// Where the bytes lie.
     pub memory: Option<Memory>,
+    /// The end that lies in host memory, where the other lies on a GPU.
+    pub host_end: Option<End>,
     /// Between GPU and adapter.
     pub distance: Option<Distance>,
     /// The processor.
@@ -122,8 +134,12 @@ pub struct Parts {
     pub gpus: u32,
     /// Where the bytes lie.
     pub memory: Memory,
+    /// The end that lies in host memory, where the other lies on a GPU.
+    pub host_end: Option<End>,
     /// Between GPU and adapter.
     pub distance: Distance,
+    /// Whether nothing is assumed of it.
+    pub is_placed: bool,
     /// The processor.
     pub platform: Platform,
     /// Whether writes may pass each other.
@@ -325,7 +341,9 @@ impl Spec {
             gpu,
             gpus: self.gpus.unwrap_or(1),
             memory,
+            host_end: self.host_end.filter(|_| memory == Memory::Gpu),
             distance,
+            is_placed: self.distance.is_some() || !gpu_memory,
             platform,
             relaxed_ordering: self.relaxed_ordering.unwrap_or(true),
             max_payload,
@@ -478,6 +496,12 @@ fn usual_slot(link: Fabric) -> Slot {
 }
 
 impl Parts {
+    /// Whether this end lies on a GPU.
+    #[must_use]
+    pub fn is_on_gpu(&self, end: End) -> bool {
+        self.memory == Memory::Gpu && self.host_end != Some(end)
+    }
+
     /// Whether bytes pass between GPU and adapter over PCIe.
     #[must_use]
     pub const fn gpu_over_pcie(&self) -> bool {
@@ -487,7 +511,7 @@ impl Parts {
     /// The same transfer of host memory: what staging does in the middle.
     #[must_use]
     pub fn on_host(&self) -> Self {
-        Self { memory: Memory::Host, gpu: None, distance: Distance::Phb, ..self.clone() }
+        Self { memory: Memory::Host, gpu: None, host_end: None, distance: Distance::Phb, ..self.clone() }
     }
 }
 

@@ -2,11 +2,12 @@
 
 use serde::Deserialize;
 
-use super::cluster::{Cluster, impact};
+use super::cluster::{Cluster, Pattern, impact};
+use super::constants as c;
 use super::fitted::Fitted;
 use super::interval::{Class, Length};
 use super::model::direct;
-use super::parts::{Software, Spec};
+use super::parts::{Parts, Software, Spec};
 use super::route::float;
 use super::slot::Slot;
 use super::staging::staged;
@@ -102,9 +103,14 @@ impl Row {
     #[must_use]
     pub fn class(&self) -> Class {
         match (self.figure.as_str(), self.way.as_str()) {
-            ("ring_busbw", _) => Class::Collective,
+            ("ring_busbw" | "ring_us" | "tree_busbw" | "alltoall_busbw" | "allgather_busbw", _) => {
+                Class::Collective
+            }
             (_, "staged") => Class::Staged,
-            _ => Class::of_software(self.parts.software.unwrap_or_default()),
+            _ => {
+                let placed = self.parts.resolve().is_ok_and(|parts| parts.is_placed);
+                Class::of_direct(self.parts.software.unwrap_or_default(), placed)
+            }
         }
     }
 
@@ -131,6 +137,7 @@ impl Row {
             "window_store_gbytes" => return plain(window::store(slot)),
             "window_load_gbytes" => return plain(length / window::load_microseconds(size) / 1000.0),
             "copy_engine" => return plain(slot.copy_engine()),
+            "xgmi" => return plain(self.per_link.unwrap_or(0.0) * c::XGMI),
             "nvlink" => {
                 return plain(window::nvlink(self.nvlinks.unwrap_or(0), self.per_link.unwrap_or(0.0)));
             }
@@ -138,8 +145,7 @@ impl Row {
         }
         let mut parts = self.parts.resolve().map_err(|error| error.to_string())?;
         parts.fitted = fitted.clone();
-        if self.figure == "ring_busbw" {
-            let (nodes, gpus_per_node, nics_per_node) = self.cluster.expect("a collective has a cluster");
+        if let Some((nodes, gpus_per_node, nics_per_node)) = self.cluster {
             let nvlink = self.nvlinks.zip(self.per_link).map(|(links, each)| window::nvlink(links, each));
             let cluster = Cluster {
                 nodes,
@@ -151,10 +157,7 @@ impl Row {
                 price: 0.0,
                 nvlink,
             };
-            let ring = impact(&parts, &cluster).map_err(|error| error.to_string())?[0];
-            let all = f64::from(nodes * gpus_per_node);
-            let expected = 2.0 * (all - 1.0) / all * length / ring.direct.exchange_ms / 1e6;
-            return Ok(Said { expected, binds: Some(name(ring.direct.binds)) });
+            return self.collective(&parts, &cluster);
         }
         let estimate = match self.way.as_str() {
             "staged" => staged(&parts, size, true).map_err(|error| error.to_string())?,
@@ -167,6 +170,23 @@ impl Row {
             other => panic!("no figure: {other}"),
         };
         Ok(Said { expected, binds: Some(name(binds)) })
+    }
+
+    fn collective(&self, parts: &Parts, cluster: &Cluster) -> Result<Said, String> {
+        let pattern = match self.figure.as_str() {
+            "tree_busbw" => Pattern::TreeAllReduce,
+            "alltoall_busbw" => Pattern::AllToAll,
+            "allgather_busbw" => Pattern::AllGather,
+            _ => Pattern::RingAllReduce,
+        };
+        let found = impact(parts, cluster).map_err(|error| error.to_string())?;
+        let step =
+            found.iter().find(|one| one.pattern == pattern).expect("every pattern is predicted").direct;
+        let expected = match self.figure.as_str() {
+            "ring_us" => step.exchange_ms * 1000.0,
+            _ => pattern.bus_share(cluster) * float(cluster.bytes) / step.exchange_ms / 1e6,
+        };
+        Ok(Said { expected, binds: Some(name(step.binds)) })
     }
 
     /// Whether a fitted constant may change what the model says of the row.

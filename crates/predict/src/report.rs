@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::basis::NoEstimate;
 use super::model::{Estimate, direct};
-use super::parts::{Memory, Parts};
+use super::parts::{End, Memory, Parts};
 use super::staging::staged;
 use super::upgrade::{Upgrade, upgrades};
 
@@ -278,7 +278,14 @@ impl Parts {
         let rails = if self.rails > 1 { format!("{} x ", self.rails) } else { String::new() };
         let gpu = match (self.memory, self.gpu) {
             (Memory::Host, _) => "host memory".to_owned(),
-            (Memory::Gpu, Some(slot)) => format!("GPU on {slot}, {}", self.distance.words()),
+            (Memory::Gpu, Some(slot)) => {
+                let ends = match self.host_end {
+                    None => "",
+                    Some(End::Source) => "host memory to ",
+                    Some(End::Target) => "host memory from ",
+                };
+                format!("{ends}GPU on {slot}, {}", self.distance.words())
+            }
             (Memory::Gpu, None) => "GPU coherent with the processor".to_owned(),
         };
         if self.link.kind == super::fabric::Kind::Loopback {

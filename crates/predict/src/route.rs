@@ -2,7 +2,7 @@
 
 use super::constants as c;
 use super::factor::{Factor, Share, Stage};
-use super::parts::{Memory, Op, Parts, Software};
+use super::parts::{End, Memory, Op, Parts, Software};
 use super::soft;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
@@ -51,7 +51,7 @@ pub(super) fn possible(parts: &Parts, size: u64) -> Result<(), NotDirect> {
 
 /// Microseconds that a PCIe read of the source takes.
 pub(super) fn read_round_trip(parts: &Parts) -> f64 {
-    if !parts.gpu_over_pcie() {
+    if !parts.gpu_over_pcie() || !parts.is_on_gpu(End::Source) {
         return c::READ_HOST;
     }
     match parts.distance {
@@ -80,7 +80,11 @@ pub(super) fn stages(parts: &Parts, rails: u32) -> Vec<Stage> {
         (Memory::Gpu, None) => stages.push(stage(Factor::GpuSlot, COHERENT * f64::from(parts.gpus), 2)),
         (Memory::Gpu, Some(gpu)) => {
             let gpus = f64::from(parts.gpus);
-            stages.push(stage(Factor::GpuSlot, gpu.carries(parts.max_payload) * gpus, 2));
+            let ends = if parts.host_end.is_some() { 1 } else { 2 };
+            stages.push(stage(Factor::GpuSlot, gpu.carries(parts.max_payload) * gpus, ends));
+            if parts.host_end.is_some() {
+                stages.push(stage(Factor::Dram, parts.dram, 1));
+            }
             if !parts.distance.is_below_switch() {
                 stages.extend(processor(parts, gpus, share));
             }
@@ -103,10 +107,15 @@ fn processor(parts: &Parts, gpus: f64, adapters: f64) -> Vec<Stage> {
     if let (true, Some(gpu)) = (intel, parts.gpu) {
         stage(Factor::RootComplex, gpu.carries(64) * gpus);
     }
-    if let Some(limit) = parts.platform.peer_read() {
+    if let (true, Some(limit)) = (parts.is_on_gpu(End::Source), parts.platform.peer_read()) {
         stage(Factor::RootComplex, limit * gpus);
     }
-    if let (false, Some(limit)) = (parts.relaxed_ordering, parts.platform.strict_order()) {
+    let ordered = if parts.is_on_gpu(End::Target) {
+        parts.platform.strict_order()
+    } else {
+        parts.platform.strict_order_of_host()
+    };
+    if let (false, Some(limit)) = (parts.relaxed_ordering, ordered) {
         // Writes of one adapter wait for each other, not for another's.
         stage(Factor::StrictOrder, limit * adapters);
     }
@@ -135,7 +144,7 @@ pub(super) fn delays(parts: &Parts, size: u64) -> Vec<Share> {
     let passes = if parts.operation == Op::Read { 2.0 } else { 1.0 };
     let mut shares = vec![share(Factor::Adapters, pass * passes), first];
     // What fits into the work request needs no read; GPU memory never does.
-    let inline = parts.memory == Memory::Host && float(size) <= c::INLINE && parts.operation == Op::Write;
+    let inline = !parts.is_on_gpu(End::Source) && float(size) <= c::INLINE && parts.operation == Op::Write;
     if size > 0 && !inline {
         shares.push(share(Factor::PcieRead, read_round_trip(parts)));
     }

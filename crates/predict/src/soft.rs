@@ -53,7 +53,7 @@ impl Soft {
         Self {
             base_us: half_round_trip_us + 2.0 * c::SOFT_ENGINE,
             // The same core that sends or receives also copies.
-            gbytes_per_s: 1.0 / (1.0 / gbytes_per_s + 1.0 / c::CORE_COPY),
+            gbytes_per_s: 1.0 / (1.0 / gbytes_per_s + 1.0 / c::SOFT_COPY),
             ..Self::default()
         }
     }

@@ -2,8 +2,8 @@
 
 use super::constants as c;
 use super::factor::{Factor, Share};
-use super::parts::{Memory, Parts, Software};
-use super::route::float;
+use super::parts::{Memory, Op, Parts, Software};
+use super::route::{self, float};
 use super::{soft, window};
 
 /// What a library does with one message.
@@ -32,7 +32,14 @@ pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
     let (mut gap, mut overlaps, mut rails) = (fitted.verbs_gap, true, parts.rails);
     let bytes = float(size);
     match parts.software {
-        Software::Verbs => shares.push(share(Factor::Software, 2.0 * c::VERBS_CALL)),
+        Software::Verbs => {
+            shares.push(share(Factor::Software, 2.0 * c::VERBS_CALL));
+            if parts.operation == Op::Read && parts.queue_pairs > 0 {
+                // The responder answers the reads of a queue pair in order, one PCIe read after the
+                // other.
+                gap = gap.max(route::read_round_trip(parts) / f64::from(parts.queue_pairs));
+            }
+        }
         Software::Mpi => {
             let device = if parts.memory == Memory::Gpu { fitted.device_call } else { 0.0 };
             shares.push(share(Factor::Software, 2.0 * (c::VERBS_CALL + fitted.mpi_call + device)));

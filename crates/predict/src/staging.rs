@@ -27,7 +27,8 @@ pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Result<Estimate, NoB
     let microseconds = |gbytes: f64| chunk / gbytes / 1000.0;
     let (through, out) = (microseconds(network), microseconds(copy));
     let mut shares = calls(parts, size);
-    shares.push(Share { factor: Factor::GpuCopy, microseconds: 2.0 * out });
+    let copied_ends = if parts.host_end.is_some() { 1.0 } else { 2.0 };
+    shares.push(Share { factor: Factor::GpuCopy, microseconds: copied_ends * out });
     shares.push(Share { factor: network_factor, microseconds: through });
     // The first chunk passes all stages; each one after it costs what the slowest stage costs.
     let rest = if chunk > 0.0 { (bytes - chunk) / chunk } else { 0.0 };

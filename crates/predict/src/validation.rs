@@ -11,7 +11,7 @@ use super::parts::Software;
 use super::published::{Row, rows};
 
 /// Share of the sources whose quotients an interval covers.
-const COVERED: f64 = 0.9;
+const COVERED: f64 = 0.8;
 /// Fewer sources than this say nothing of a class: those of other classes are added.
 const FEWEST_SOURCES: usize = 5;
 /// An error is counted up to so many times its bound, so that a fault of one source decides
@@ -213,21 +213,23 @@ fn residuals<'a>(row: &'a Row, fitted: &Fitted) -> Vec<Residual<'a>> {
     row.points.iter().filter_map(of_point).collect()
 }
 
-/// The interval that these residuals give to a class: of the class and length, of all classes of
-/// the length, or of all.
+/// The interval that these residuals give to a class. With too few sources of class and length it
+/// is the largest quotient that was seen, either way: of that length, or of all.
 fn interval(residuals: &[&Residual<'_>], class: Class, length: Length) -> Interval {
-    let wider: [&dyn Fn(&Residual<'_>) -> bool; 3] =
-        [&|one| one.class == class && one.length == length, &|one| one.length == length, &|_| true];
-    let pool = wider.iter().find_map(|is_in| {
+    let enough = |is_in: &dyn Fn(&Residual<'_>) -> bool| {
         let found: Vec<&Residual<'_>> = residuals.iter().copied().filter(|one| is_in(one)).collect();
         let mut sources: Vec<&str> = found.iter().map(|one| one.source).collect();
         sources.sort_unstable();
         sources.dedup();
         (sources.len() >= FEWEST_SOURCES).then_some(found)
-    });
-    let pool = pool.unwrap_or_else(|| residuals.to_vec());
-    let tail = (1.0 - COVERED) / 2.0;
-    Interval { low: (-upper(&pool, tail, -1.0)).exp(), high: upper(&pool, tail, 1.0).exp() }
+    };
+    if let Some(pool) = enough(&|one| one.class == class && one.length == length) {
+        let tail = (1.0 - COVERED) / 2.0;
+        return Interval { low: (-upper(&pool, tail, -1.0)).exp(), high: upper(&pool, tail, 1.0).exp() };
+    }
+    let pool = enough(&|one| one.length == length).unwrap_or_else(|| residuals.to_vec());
+    let most = upper(&pool, 0.0, -1.0).max(upper(&pool, 0.0, 1.0)).exp();
+    Interval { low: 1.0 / most, high: most }
 }
 
 /// The amount that all but `tail` of the sources stay below; every source weighs the same, and so

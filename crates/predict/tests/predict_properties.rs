@@ -15,13 +15,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 
 fn software() -> impl Strategy<Value = Software> {
-    prop::sample::select(vec![
-        Software::Verbs,
-        Software::Mpi,
-        Software::Nixl,
-        Software::Nccl,
-        Software::Nobounce,
-    ])
+    prop::sample::select(vec![Software::Verbs, Software::Nccl, Software::Nobounce])
 }
 
 fn link() -> impl Strategy<Value = Fabric> {
@@ -84,6 +78,7 @@ prop_compose! {
             coherent: None,
             gpus: Some(gpus),
             memory: Some(memory),
+            host_end: None,
             distance: Some(distance),
             platform: Some(platform),
             relaxed_ordering: Some(relaxed),

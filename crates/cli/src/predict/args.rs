@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use nobounce_predict::fabric::Fabric;
-use nobounce_predict::parts::{Memory, Op, Software, Spec};
+use nobounce_predict::parts::{End, Memory, Op, Software, Spec};
 use nobounce_predict::slot::Slot;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
@@ -158,6 +158,10 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "MEMORY", value_parser = word::<Memory>)]
     pub(crate) memory: Option<Memory>,
 
+    /// End of a GPU transfer that lies in host memory: source or target
+    #[arg(long, value_name = "END", value_parser = word::<End>)]
+    pub(crate) host_end: Option<End>,
+
     /// Distance between GPU and adapter: PIX, PXB, PHB, NODE or SYS
     #[arg(long, value_name = "DISTANCE", value_parser = upper::<Distance>)]
     pub(crate) distance: Option<Distance>,
@@ -224,6 +228,7 @@ impl PartArgs {
             coherent: if host && !self.coherent { None } else { coherent },
             gpus: self.gpus.or(machine.gpus),
             memory: self.memory.or(machine.memory),
+            host_end: self.host_end.or(machine.host_end),
             distance: self.distance.or(machine.distance),
             platform: self.platform.or(machine.platform),
             relaxed_ordering: if self.strict_order { Some(false) } else { machine.relaxed_ordering },
