@@ -381,6 +381,10 @@ fn expected(
             .and_then(|link| Slot::of_speed(link.max_speed, link.max_width))
             .or(now.gpu),
         distance: pair.distance.filter(|_| now.distance.is_some()),
+        acs_redirect: None,
+        iommu: None,
+        unavailable: None,
+        port_down: None,
         ..now.clone()
     }
     .within_platform();

@@ -37,6 +37,14 @@ pub enum NoBasis {
     /// NCCL changes its protocol below.
     #[error("below 1 MiB NCCL uses the protocols LL and LL128, which the model does not have")]
     NcclProtocol,
+    /// Nothing flows.
+    #[error("{0}: bring it up, or name another adapter with --nic or a link with --link")]
+    PortDown(String),
+    /// Each packet passes the processor's translation.
+    #[error(
+        "the IOMMU translates the addresses of GPU or adapter: each packet passes it, and a fraction of the rate remains; boot with iommu=pt"
+    )]
+    Iommu,
     /// Its speed is a property of the processor.
     #[error("the link between the sockets is unknown for {0}; name the processor with --platform")]
     Sockets(&'static str),
@@ -77,6 +85,12 @@ const MPI_COPIES: u64 = 64 << 10;
 /// # Errors
 /// They cannot, and why.
 pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
+    if let Some(port) = &parts.port_down {
+        return Err(NoBasis::PortDown(port.clone()));
+    }
+    if parts.iommu && parts.gpu_over_pcie() {
+        return Err(NoBasis::Iommu);
+    }
     if parts.link.kind == Kind::Efa && size < LONG {
         return Err(NoBasis::Efa);
     }

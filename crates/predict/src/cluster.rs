@@ -94,6 +94,10 @@ pub struct Step {
     pub exposed_ms: f64,
     /// The whole step.
     pub step_ms: f64,
+    /// GB/s of each GPU's bytes: bytes by time.
+    pub algorithm_gbytes_per_s: f64,
+    /// GB/s that the slowest link carries, as nccl-tests define it.
+    pub bus_gbytes_per_s: f64,
     /// What limits the exchange.
     pub binds: Factor,
 }
@@ -228,7 +232,15 @@ fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, Clu
     let step = |(microseconds, binds): Timed| {
         let exchange_ms = microseconds / 1000.0;
         let exposed_ms = (exchange_ms - cluster.overlap * cluster.compute_ms).max(0.0);
-        Step { exchange_ms, exposed_ms, step_ms: cluster.compute_ms + exposed_ms, binds }
+        let algorithm_gbytes_per_s = float(cluster.bytes) / microseconds / 1000.0;
+        Step {
+            exchange_ms,
+            exposed_ms,
+            step_ms: cluster.compute_ms + exposed_ms,
+            algorithm_gbytes_per_s,
+            bus_gbytes_per_s: algorithm_gbytes_per_s * pattern.bus_share(cluster),
+            binds,
+        }
     };
     let (direct, staged) = (step(direct_us), step(staged_us));
     let gpus = f64::from(cluster.nodes) * f64::from(cluster.gpus_per_node);

@@ -224,7 +224,7 @@ impl FromStr for Fabric {
 }
 
 /// The fastest port announced by any vendor: XDR with eight lanes.
-const MAX_GBPS: f64 = 1600.0;
+pub(super) const MAX_GBPS: f64 = 1600.0;
 
 #[cfg(test)]
 mod tests {

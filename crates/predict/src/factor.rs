@@ -22,6 +22,8 @@ pub enum Factor {
     Sockets,
     /// Writes that may not pass each other.
     StrictOrder,
+    /// ACS redirect: packets between devices below one switch go up to the CPU and down again.
+    AcsRedirect,
     /// The CPU splits packets between devices into 64 bytes.
     RootComplex,
     /// Host memory.
@@ -57,6 +59,7 @@ impl Factor {
             Self::ReadWindow => "outstanding PCIe reads (MaxReadReq)",
             Self::Sockets => "the link between sockets",
             Self::StrictOrder => "strict ordering of PCIe writes",
+            Self::AcsRedirect => "ACS redirect through the processor",
             Self::RootComplex => "the processor as a PCIe switch",
             Self::Dram => "host memory",
             Self::CoreCopy => "a core that copies",

@@ -38,6 +38,7 @@ mod measured;
 pub mod model;
 pub mod parts;
 pub mod plot;
+pub mod plot_cluster;
 pub mod published;
 pub mod report;
 pub mod route;

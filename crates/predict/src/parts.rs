@@ -99,6 +99,14 @@ pub struct Spec {
     pub max_read_request: Option<u32>,
     /// BAR1 of the GPU, bytes.
     pub bar1: Option<u64>,
+    /// ACS redirect on the ports between GPU and adapter.
+    pub acs_redirect: Option<bool>,
+    /// An IOMMU translates the addresses of GPU or adapter.
+    pub iommu: Option<bool>,
+    /// Why GPUDirect is not available here.
+    pub unavailable: Option<String>,
+    /// The port of the adapter is down, and how.
+    pub port_down: Option<String>,
     /// GB/s of the host's memory at each end.
     pub dram: Option<f64>,
     /// Sockets of each machine: each has memory of its own.
@@ -150,6 +158,14 @@ pub struct Parts {
     pub max_read_request: u32,
     /// BAR1 of the GPU, where it is known.
     pub bar1: Option<u64>,
+    /// ACS redirect on the ports between GPU and adapter.
+    pub acs_redirect: bool,
+    /// An IOMMU translates the addresses of GPU or adapter.
+    pub iommu: bool,
+    /// Why GPUDirect is not available here.
+    pub unavailable: Option<String>,
+    /// The port of the adapter is down, and how.
+    pub port_down: Option<String>,
     /// GB/s of host memory.
     pub dram: f64,
     /// Whether that is stated, or follows from the processor.
@@ -349,6 +365,10 @@ impl Spec {
             max_payload,
             max_read_request,
             bar1: self.bar1,
+            acs_redirect: self.acs_redirect.unwrap_or(false) && distance.is_below_switch(),
+            iommu: self.iommu.unwrap_or(false),
+            unavailable: self.unavailable.clone(),
+            port_down: self.port_down.clone(),
             dram,
             dram_is_known,
             software: self.software.unwrap_or_default(),
@@ -500,6 +520,12 @@ impl Parts {
     #[must_use]
     pub fn is_on_gpu(&self, end: End) -> bool {
         self.memory == Memory::Gpu && self.host_end != Some(end)
+    }
+
+    /// Whether packets between GPU and adapter pass the CPU.
+    #[must_use]
+    pub fn through_processor(&self) -> bool {
+        !self.distance.is_below_switch() || self.acs_redirect
     }
 
     /// Whether bytes pass between GPU and adapter over PCIe.

@@ -3,7 +3,6 @@
 use serde::Deserialize;
 
 use super::cluster::{Cluster, Pattern, impact};
-use super::constants as c;
 use super::fitted::Fitted;
 use super::interval::{Class, Length};
 use super::model::direct;
@@ -137,7 +136,7 @@ impl Row {
             "window_store_gbytes" => return plain(window::store(slot)),
             "window_load_gbytes" => return plain(length / window::load_microseconds(size) / 1000.0),
             "copy_engine" => return plain(slot.copy_engine()),
-            "xgmi" => return plain(self.per_link.unwrap_or(0.0) * c::XGMI),
+            "xgmi" => return plain(window::xgmi(self.per_link.unwrap_or(0.0))),
             "nvlink" => {
                 return plain(window::nvlink(self.nvlinks.unwrap_or(0), self.per_link.unwrap_or(0.0)));
             }
@@ -184,7 +183,7 @@ impl Row {
             found.iter().find(|one| one.pattern == pattern).expect("every pattern is predicted").direct;
         let expected = match self.figure.as_str() {
             "ring_us" => step.exchange_ms * 1000.0,
-            _ => pattern.bus_share(cluster) * float(cluster.bytes) / step.exchange_ms / 1e6,
+            _ => step.bus_gbytes_per_s,
         };
         Ok(Said { expected, binds: Some(name(step.binds)) })
     }

@@ -144,7 +144,7 @@ impl Report {
         if is_gpu {
             let _ = write!(text, "  {:>10} {:>8} {:>7}", "staged us", "GB/s", "direct");
         }
-        let _ = writeln!(text, "  largest share of the time");
+        let _ = writeln!(text, "  {:<48} limit of a stream", "largest share of the time");
         for row in &self.rows {
             text.push_str(&self.line(row));
         }
@@ -180,7 +180,8 @@ impl Report {
         let binds = match &row.direct {
             Some(one) => {
                 let share = one.shares.first().map_or(0.0, |share| one.part(share));
-                format!("{} ({:.0} %)", one.binds.words(), share * 100.0)
+                let most = format!("{} ({:.0} %)", one.binds.words(), share * 100.0);
+                format!("{most:<48} {}", one.stream_binds.words())
             }
             None => row.why_not().unwrap_or_default(),
         };
@@ -217,6 +218,13 @@ impl Report {
         })
     }
 
+    /// The last size that can take the direct path, and why longer ones cannot.
+    fn ends_at(&self) -> Option<(u64, String)> {
+        let last = self.rows.iter().rev().find(|row| row.direct.is_some())?;
+        let next = self.rows.iter().find(|row| row.size > last.size)?;
+        Some((last.size, next.why_not()?))
+    }
+
     fn no_direct(&self) -> String {
         match self.rows.iter().find_map(|row| row.not_predicted.as_ref()) {
             Some(why) => format!("the direct path is not predicted: {why}"),
@@ -250,9 +258,16 @@ impl Report {
                 (None, None) if self.rows.iter().all(|row| row.direct.is_none()) => self.no_direct(),
                 (None, None) => "the direct path is faster at every size".to_owned(),
             };
+            let line = match self.ends_at() {
+                Some(end) => format!("up to {} {line}; beyond, {}", bytes(end.0), end.1),
+                None => line,
+            };
             let _ = writeln!(text, "{line}");
         }
-        for one in self.upgrades.iter().take(4) {
+        // Settings cost nothing: they are listed however much more hardware would gain.
+        let settings = self.upgrades.iter().filter(|one| one.free);
+        let hardware = self.upgrades.iter().filter(|one| !one.free).take(3);
+        for one in settings.chain(hardware) {
             let kind = if one.free { "a setting" } else { "an upgrade" };
             let _ = writeln!(
                 text,

@@ -21,6 +21,9 @@ pub enum NotDirect {
         /// The window.
         bar1: u64,
     },
+    /// The doctor found that the GPU's memory cannot be registered.
+    #[error("GPUDirect is not available ({0}): transfers are staged; run `nobounce doctor`")]
+    Unavailable(String),
     /// Desktop processors carry no reads between devices.
     #[error(
         "Intel desktop processors forward peer-to-peer writes but not reads: the adapter cannot read the sender's GPU"
@@ -39,11 +42,14 @@ pub(super) fn possible(parts: &Parts, size: u64) -> Result<(), NotDirect> {
     if !parts.gpu_over_pcie() {
         return Ok(());
     }
+    if let Some(why) = &parts.unavailable {
+        return Err(NotDirect::Unavailable(why.clone()));
+    }
     match parts.bar1 {
         Some(bar1) if size > bar1 => return Err(NotDirect::Bar1 { size, bar1 }),
         _ => {}
     }
-    if parts.platform == Platform::IntelClient && !parts.distance.is_below_switch() {
+    if parts.platform == Platform::IntelClient && parts.through_processor() {
         return Err(NotDirect::DesktopReads);
     }
     Ok(())
@@ -55,6 +61,7 @@ pub(super) fn read_round_trip(parts: &Parts) -> f64 {
         return c::READ_HOST;
     }
     match parts.distance {
+        Distance::Pix | Distance::Pxb if parts.acs_redirect => c::READ_PROCESSOR,
         Distance::Pix | Distance::Pxb => c::READ_SWITCH,
         Distance::Phb | Distance::Node => c::READ_PROCESSOR,
         Distance::Sys => c::READ_PROCESSOR + c::READ_SOCKET,
@@ -85,7 +92,7 @@ pub(super) fn stages(parts: &Parts, rails: u32) -> Vec<Stage> {
             if parts.host_end.is_some() {
                 stages.push(stage(Factor::Dram, parts.dram, 1));
             }
-            if !parts.distance.is_below_switch() {
+            if parts.through_processor() {
                 stages.extend(processor(parts, gpus, share));
             }
         }
@@ -104,11 +111,15 @@ fn processor(parts: &Parts, gpus: f64, adapters: f64) -> Vec<Stage> {
         parts.platform,
         Platform::XeonOld | Platform::XeonSkylake | Platform::SapphireRapids | Platform::EmeraldRapids
     );
-    if let (true, Some(gpu)) = (intel, parts.gpu) {
-        stage(Factor::RootComplex, gpu.carries(64) * gpus);
+    let forwards = if parts.acs_redirect { Factor::AcsRedirect } else { Factor::RootComplex };
+    match parts.gpu {
+        Some(gpu) if intel => stage(forwards, gpu.carries(64) * gpus),
+        // Up and down the port that leads to the CPU.
+        Some(gpu) if parts.acs_redirect => stage(forwards, gpu.carries(parts.max_payload) * gpus),
+        _ => {}
     }
     if let (true, Some(limit)) = (parts.is_on_gpu(End::Source), parts.platform.peer_read()) {
-        stage(Factor::RootComplex, limit * gpus);
+        stage(forwards, limit * gpus);
     }
     let ordered = if parts.is_on_gpu(End::Target) {
         parts.platform.strict_order()

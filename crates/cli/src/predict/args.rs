@@ -237,12 +237,32 @@ impl PartArgs {
             bar1: self.bar1.map(|amount| amount.0).or(machine.bar1),
             dram: self.dram.or(machine.dram),
             sockets: machine.sockets,
+            acs_redirect: machine.acs_redirect.filter(|_| self.distance.is_none()),
+            iommu: machine.iommu,
+            unavailable: machine.unavailable,
+            port_down: machine.port_down.filter(|_| self.link.is_none()),
             software: self.software.or(machine.software),
             queue_pairs: self.qps.or(machine.queue_pairs),
             operation: self.op.or(machine.operation),
             chunk: self.chunk.map(|amount| amount.0).or(machine.chunk),
             sharers: self.sharers.or(machine.sharers),
         }
+    }
+}
+
+impl PartArgs {
+    /// What differs from the machine, as `distance NODE`.
+    pub(crate) fn changes(&self, machine: &Spec) -> Vec<String> {
+        let fields = |spec: &Spec| serde_json::to_value(spec).ok()?.as_object().cloned();
+        let (Some(before), Some(after)) = (fields(machine), fields(&self.over(machine.clone()))) else {
+            return Vec::new();
+        };
+        let differs = |(name, value): (String, serde_json::Value)| {
+            let changed = before.get(&name) != Some(&value) && !value.is_null();
+            let value = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+            changed.then(|| format!("{} {value}", name.replace('_', " ")))
+        };
+        after.into_iter().filter_map(differs).collect()
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn main(args: &PredictArgs) -> anyhow::Result<ExitCode> {
     if let Some(nodes) = args.cluster.nodes {
         return impact::main(args, nodes, &machine, &parts, &mut out);
     }
-    let found = report(&machine.found.title, &parts, &sizes(args));
+    let found = report(&machine.title(args), &parts, &sizes(args));
     print(&found, args, &mut out)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -70,7 +70,7 @@ pub(crate) fn json(args: &PredictArgs, here: &Facts) -> anyhow::Result<serde_jso
     let parts = parts(args, &machine, None)?;
     match args.cluster.nodes {
         Some(nodes) => impact::json(args, nodes, &machine, &parts),
-        None => Ok(serde_json::to_value(report(&machine.found.title, &parts, &sizes(args)))?),
+        None => Ok(serde_json::to_value(report(&machine.title(args), &parts, &sizes(args)))?),
     }
 }
 
@@ -78,6 +78,20 @@ pub(crate) fn json(args: &PredictArgs, here: &Facts) -> anyhow::Result<serde_jso
 struct Machine {
     facts: Option<Facts>,
     found: Found,
+}
+
+impl Machine {
+    /// What is predicted, with the options that change it.
+    fn title(&self, args: &PredictArgs) -> String {
+        let title = &self.found.title;
+        let changes = args.parts.changes(&self.found.spec);
+        if self.facts.is_none() || changes.is_empty() {
+            return title.clone();
+        }
+        let distance = self.found.spec.distance.map(|distance| format!(", {distance}")).unwrap_or_default();
+        let title = if args.parts.distance.is_some() { title.trim_end_matches(&distance) } else { title };
+        format!("{title}; changed: {}", changes.join(", "))
+    }
 }
 
 fn machine(args: &PredictArgs, here: impl FnOnce() -> anyhow::Result<Facts>) -> anyhow::Result<Machine> {
@@ -132,7 +146,7 @@ fn sizes(args: &PredictArgs) -> Vec<u64> {
 
 fn print(found: &Report, args: &PredictArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
-        write(path, &plot::svg(found))?;
+        write_plot(path, &plot::svg(found))?;
     }
     if args.json {
         serde_json::to_writer_pretty(&mut *out, found)?;
@@ -141,6 +155,14 @@ fn print(found: &Report, args: &PredictArgs, out: &mut dyn Write) -> anyhow::Res
         write!(out, "{}", found.text())?;
     }
     Ok(())
+}
+
+/// A picture is SVG, so that another name would lie.
+fn write_plot(path: &Path, text: &str) -> anyhow::Result<()> {
+    if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
+        bail!("cannot write {}: --plot writes SVG; name a file that ends in .svg", path.display());
+    }
+    write(path, text)
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
