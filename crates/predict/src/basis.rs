@@ -4,6 +4,7 @@
 use super::fabric::Kind;
 use super::parts::{Memory, Parts, Software};
 use super::route::NotDirect;
+use super::soft;
 use nobounce_topology::tree::Distance;
 
 /// Why nothing is predicted.
@@ -37,6 +38,9 @@ pub enum NoBasis {
     /// NCCL changes its protocol below.
     #[error("below 1 MiB NCCL uses the protocols LL and LL128, which the model does not have")]
     NcclProtocol,
+    /// The run was of something else.
+    #[error("the calibration has no run over {0}; add one with `nobounce bench` and --calibrate")]
+    NotCalibrated(String),
     /// Nothing flows.
     #[error("{0}: bring it up, or name another adapter with --nic or a link with --link")]
     PortDown(String),
@@ -87,6 +91,9 @@ const MPI_COPIES: u64 = 64 << 10;
 pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
     if let Some(port) = &parts.port_down {
         return Err(NoBasis::PortDown(port.clone()));
+    }
+    if let Some(what) = soft::not_calibrated(parts) {
+        return Err(NoBasis::NotCalibrated(what));
     }
     if parts.iommu && parts.gpu_over_pcie() {
         return Err(NoBasis::Iommu);

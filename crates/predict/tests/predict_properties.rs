@@ -7,7 +7,7 @@ use nobounce_predict::model::direct;
 use nobounce_predict::parts::{Memory, Op, Parts, Software, Spec};
 use nobounce_predict::report::{MAX_SIZE, report};
 use nobounce_predict::slot::Slot;
-use nobounce_predict::soft::Soft;
+use nobounce_predict::soft::{Soft, Via};
 use nobounce_predict::staging::staged;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
@@ -137,7 +137,7 @@ prop_compose! {
             software: Some(Software::Nobounce),
             ..Spec::default()
         };
-        Parts { soft: Soft::of_calibration(calibration), ..spec.resolve().unwrap() }
+        Parts { soft: Soft::of_calibration(calibration, Via::default(), 4096), ..spec.resolve().unwrap() }
     }
 }
 

@@ -105,6 +105,35 @@ pub(crate) struct PredictArgs {
     /// Use saved constants
     #[arg(long, value_name = "FILE", help_heading = "Calibration")]
     pub(crate) calibration: Option<PathBuf>,
+
+    /// Link of the software NIC [default: udp, or shm where only that was measured]
+    #[arg(long, requires = "calibration", help_heading = "Calibration")]
+    pub(crate) via: Option<SoftLink>,
+
+    /// Predict beside N busy processes, as `bench --busy N` measured it
+    #[arg(long, value_name = "N", requires = "calibration", help_heading = "Calibration")]
+    pub(crate) busy: Option<u32>,
+
+    /// Predict between two machines, as `bench --peer` measured it; --mtu 1024 for Ethernet's 1500
+    #[arg(long, requires = "calibration", help_heading = "Calibration")]
+    pub(crate) between_machines: bool,
+}
+
+/// The link of the software NIC.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum SoftLink {
+    Udp,
+    Shm,
+}
+
+impl SoftLink {
+    /// As a run of the bench names it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Shm => "shm",
+        }
+    }
 }
 
 /// How one run becomes two.

@@ -16,7 +16,7 @@ use nobounce_predict::machine::{Choice, Found, parts_of};
 use nobounce_predict::parts::{Parts, Spec};
 use nobounce_predict::plot;
 use nobounce_predict::report::{Report, figure, report};
-use nobounce_predict::soft::Soft;
+use nobounce_predict::soft::{Soft, Via};
 use nobounce_predict::validation::validate;
 use nobounce_topology::facts::Facts;
 use nobounce_topology::machines;
@@ -127,7 +127,13 @@ fn parts(args: &PredictArgs, machine: &Machine, calibration: Option<Calibration>
     // Residuals belong to one machine alone; another one may still share its constants.
     let is_another = args.machine.is_some() || args.facts.is_some();
     if let Some(found) = calibration {
-        parts.soft = Soft::of_calibration(if is_another { found.constants_only() } else { found });
+        let found = if is_another { found.constants_only() } else { found };
+        let via = Via {
+            link: args.via.map(|link| link.name().to_owned()),
+            busy: args.busy.unwrap_or(0),
+            between_machines: args.between_machines,
+        };
+        parts.soft = Soft::of_calibration(found, via, parts.mtu);
     }
     Ok(parts)
 }
