@@ -2,9 +2,10 @@
 //! predicted then.
 
 use super::fabric::Kind;
-use super::parts::{Memory, Parts, Software};
+use super::parts::{End, Memory, Parts, Software};
 use super::route::NotDirect;
 use super::soft;
+use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
 
 /// Why nothing is predicted.
@@ -49,6 +50,11 @@ pub enum NoBasis {
         "the IOMMU translates the addresses of GPU or adapter: each packet passes it, and a fraction of the rate remains; boot with iommu=pt"
     )]
     Iommu,
+    /// Published rates contradict each other.
+    #[error(
+        "reads of a GPU through a Xeon older than Skylake: published rates are 0.3 to 6 GB/s; put GPU and adapter below one switch"
+    )]
+    OldXeon,
     /// Its speed is a property of the processor.
     #[error("the link between the sockets is unknown for {0}; name the processor with --platform")]
     Sockets(&'static str),
@@ -114,8 +120,12 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
         Software::Nixl if size < LONG => return Err(NoBasis::Nixl),
         _ => {}
     }
+    let reads_gpu = parts.gpu_over_pcie() && parts.is_on_gpu(End::Source);
+    if reads_gpu && parts.through_processor() && parts.platform == Platform::XeonOld {
+        return Err(NoBasis::OldXeon);
+    }
     let far = parts.gpu_over_pcie() && parts.distance == Distance::Sys;
-    if far && parts.platform.between_sockets().is_none() {
+    if (far || parts.far_rails > 0) && parts.platform.between_sockets().is_none() {
         return Err(NoBasis::Sockets(parts.platform.name()));
     }
     let gbytes = parts.link.goodput(parts.mtu) * f64::from(parts.rails);

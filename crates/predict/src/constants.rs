@@ -61,18 +61,10 @@ constants! {
     MPI_GAP: 0.1, "us", fitted, "osu_mbw_mr of host memory";
     /// Asking CUDA what a pointer is, each message and end.
     DEVICE_CALL: 0.1, "us", fitted, "osu_latency and osu_bw of GPU memory, two clusters";
-    /// Longest message of host memory that MPI over UCX copies.
-    MPI_EAGER_HOST: 8192.0, "B", fitted, "osu_latency of host memory: the step between 16 and 64 KiB";
-    /// The same of GPU memory.
-    MPI_EAGER_GPU: 8192.0, "B", fitted, "osu_latency of GPU memory: the step after it";
     /// Smallest share of a message that goes over a rail of its own.
     MIN_RAIL_SHARE: 16384.0, "B", sourced, "UCX: UCX_MIN_RNDV_CHUNK_SIZE";
-    /// One core copies.
-    CORE_COPY: 8.0, "GB/s", fitted, "within UCX's estimates of 5.3 to 12.6; eager protocols of two clusters";
     /// NIXL's work for one transfer, from posting to the word that it is done.
     NIXL_CALL: 6.0, "us", fitted, "nixlbench over NDR";
-    /// Longest transfer that NIXL over UCX copies first.
-    NIXL_EAGER: 65536.0, "B", fitted, "nixlbench over NDR: the step between 128 and 256 KiB";
     /// NCCL: from the call to the kernel and back.
     NCCL_BASE: 8.4, "us", sourced, "NCCL, tuning: base latency of a ring, protocol Simple";
     /// NCCL: one pass through the network.

@@ -28,8 +28,6 @@ pub enum Factor {
     RootComplex,
     /// Host memory.
     Dram,
-    /// A core that copies between its own buffers.
-    CoreCopy,
     /// Copies between GPU and host memory.
     GpuCopy,
     /// Starting copies and learning that they are done.
@@ -62,7 +60,6 @@ impl Factor {
             Self::AcsRedirect => "ACS redirect through the processor",
             Self::RootComplex => "the processor as a PCIe switch",
             Self::Dram => "host memory",
-            Self::CoreCopy => "a core that copies",
             Self::GpuCopy => "copies between GPU and host",
             Self::CopyCalls => "starting copies",
             Self::Software => "the library's calls",

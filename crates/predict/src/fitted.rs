@@ -40,11 +40,7 @@ fitted! {
     mpi_call: MPI_CALL, [0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5];
     mpi_gap: MPI_GAP, [0.1, 0.15, 0.2, 0.25, 0.3, 0.4];
     device_call: DEVICE_CALL, [0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8];
-    mpi_eager_host: MPI_EAGER_HOST, [2048.0, 4096.0, 8192.0, 16384.0, 32768.0];
-    mpi_eager_gpu: MPI_EAGER_GPU, [2048.0, 4096.0, 8192.0, 16384.0, 32768.0];
-    core_copy: CORE_COPY, [5.3, 6.5, 8.0, 10.0, 12.6];
     nixl_call: NIXL_CALL, [2.0, 3.0, 4.0, 5.0, 6.0, 8.0];
-    nixl_eager: NIXL_EAGER, [16384.0, 32768.0, 65536.0, 131_072.0, 262_144.0];
 }
 
 impl Fitted {

@@ -67,7 +67,7 @@ pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NoEstimate> {
     let rate = in_series(&stages, parts.fitted.series_exponent);
     let mut shares = route::delays(parts, size);
     shares.extend_from_slice(&protocol.shares);
-    shares.push(flow(&stages, rate, size, &protocol, &parts.fitted));
+    shares.push(flow(&stages, rate, size, &parts.fitted));
     let streamed = match parts.software {
         // A stream of theirs uses all rails, whatever one message does.
         Software::Mpi => stages,
@@ -78,24 +78,17 @@ pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NoEstimate> {
 }
 
 /// Time in which the bytes of a lone message flow.
-fn flow(stages: &[Stage], rate: f64, size: u64, protocol: &Protocol, fitted: &Fitted) -> Share {
+fn flow(stages: &[Stage], rate: f64, size: u64, fitted: &Fitted) -> Share {
     let factor = slowest(stages).map_or(Factor::Wire, |stage| stage.factor);
     let lone = if factor == Factor::SoftNic { 1.0 } else { fitted.lone_flow };
-    let wire = Share { factor, microseconds: float(size) / (rate * lone) / 1000.0 };
-    if protocol.copied && fitted.core_copy < rate {
-        return Share { factor: Factor::CoreCopy, microseconds: float(size) / fitted.core_copy / 1000.0 };
-    }
-    wire
+    Share { factor, microseconds: float(size) / (rate * lone) / 1000.0 }
 }
 
 fn stream(stages: &[Stage], size: u64, protocol: &Protocol, fitted: &Fitted) -> Stream {
     let binds = slowest(stages).map_or(Factor::Wire, |stage| stage.factor);
     let lone = if protocol.lone && binds != Factor::SoftNic { fitted.lone_flow } else { 1.0 };
-    let mut rate = in_series(stages, fitted.series_exponent) * lone;
+    let rate = in_series(stages, fitted.series_exponent) * lone;
     let mut binds = binds;
-    if protocol.copied && fitted.core_copy < rate {
-        (rate, binds) = (fitted.core_copy, Factor::CoreCopy);
-    }
     let flowing = float(size) / rate / 1000.0;
     let each = if protocol.overlaps {
         // Posting overlaps with the transfer: take the longer of the two, smoothed like stages in

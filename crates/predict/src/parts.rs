@@ -5,61 +5,12 @@ use serde::{Deserialize, Serialize};
 use super::constants as c;
 use super::fabric::Fabric;
 use super::fitted::Fitted;
+pub use super::kinds::{End, Memory, Op, Software};
+pub use super::parts_error::PartsError;
 use super::slot::Slot;
 use super::soft::Soft;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
-
-/// The software that posts the transfers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Software {
-    /// The verbs themselves: perftest, or a library that adds next to nothing.
-    #[default]
-    Verbs,
-    /// MPI over UCX.
-    Mpi,
-    /// NIXL over UCX.
-    Nixl,
-    /// NCCL, point to point.
-    Nccl,
-    /// Kernels on the GPU that post themselves, as NVSHMEM and DeepEP do. Not predicted.
-    GpuInitiated,
-    /// This project's software NIC: a core at each end moves the bytes.
-    Nobounce,
-}
-
-/// Where the bytes lie, at both ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Memory {
-    /// On a GPU.
-    #[default]
-    Gpu,
-    /// In host memory.
-    Host,
-}
-
-/// The operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Op {
-    /// The sender pushes; SEND costs the same.
-    #[default]
-    Write,
-    /// The receiver asks.
-    Read,
-}
-
-/// One end of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum End {
-    /// Where the bytes come from.
-    Source,
-    /// Where they go.
-    Target,
-}
 
 /// A transfer as given on the command line, or as a row of figures describes it. Missing parts are
 /// completed and reported.
@@ -74,6 +25,8 @@ pub struct Spec {
     pub hops: Option<u32>,
     /// Adapters that work together.
     pub rails: Option<u32>,
+    /// Adapters of them on the other socket.
+    pub far_rails: Option<u32>,
     /// Slot of each adapter.
     pub nic: Option<Slot>,
     /// Slot of each GPU.
@@ -134,6 +87,8 @@ pub struct Parts {
     pub hops: u32,
     /// Adapters that work together.
     pub rails: u32,
+    /// Adapters of them on the other socket.
+    pub far_rails: u32,
     /// Slot of each adapter.
     pub nic: Slot,
     /// Slot of each GPU; none where it is coherent with the processor.
@@ -187,91 +142,6 @@ pub struct Parts {
     pub fitted: Fitted,
     /// What was not said, and what was taken instead.
     pub assumed: Vec<String>,
-}
-
-/// Parts that do not exist or do not fit together.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PartsError {
-    /// No such link.
-    #[error(
-        "invalid link {0:?}: expected ib:sdr, ib:ddr, ib:qdr, ib:fdr10, ib:fdr, ib:edr, ib:hdr, ib:ndr, ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp:, efa: or tcp: with Gb/s, such as rocev2:400"
-    )]
-    Fabric(String),
-    /// Faster than any.
-    #[error("invalid rate {gbps} Gb/s: the fastest announced port has {most}")]
-    TooFast {
-        /// Asked for.
-        gbps: f64,
-        /// The most.
-        most: f64,
-    },
-    /// No such slot.
-    #[error("invalid PCIe link {0:?}: expected a generation and lanes, such as gen5x16")]
-    Slot(String),
-    /// No such generation.
-    #[error("invalid PCIe generation {0}: expected 1 to 7")]
-    Generation(u32),
-    /// No such width.
-    #[error("invalid number of PCIe lanes {0}: expected 1, 2, 4, 8, 12 or 16")]
-    Lanes(u32),
-    /// The processor's slots are slower.
-    #[error(
-        "{slot} is impossible behind {processor}: its slots are at most PCIe Gen{most}; a faster link needs a PCIe switch (--distance PIX)"
-    )]
-    TooNew {
-        /// The given slot.
-        slot: Slot,
-        /// The processor.
-        processor: &'static str,
-        /// Its generation.
-        most: u32,
-    },
-    /// No link was named.
-    #[error("no link given; add --link, such as --link ib:ndr or --link rocev2:100, or --machine")]
-    NoLink,
-    /// No adapters.
-    #[error("invalid --rails 0: expected 1 or more")]
-    NoRails,
-    /// More than any machine has.
-    #[error("too many {what}: {count}, the maximum is {most}")]
-    TooMany {
-        /// What there is too much of.
-        what: &'static str,
-        /// How many.
-        count: u32,
-        /// How many there may be.
-        most: u32,
-    },
-    /// RDMA has these packet sizes only.
-    #[error(
-        "invalid path MTU {0}: expected 256, 512, 1024, 2048 or 4096; an Ethernet MTU of 1500 gives 1024"
-    )]
-    Mtu(u32),
-    /// PCIe has these packet sizes only.
-    #[error("invalid {what} {bytes}: expected 128, 256, 512, 1024, 2048 or 4096 bytes")]
-    PcieSize {
-        /// Which.
-        what: &'static str,
-        /// The given size.
-        bytes: u32,
-    },
-    /// Nothing can be moved through it.
-    #[error("{what} must be more than 0, not {value}")]
-    NotPositive {
-        /// What.
-        what: &'static str,
-        /// The given value.
-        value: f64,
-    },
-    /// A GPU of the processor's own memory has no distance to cross.
-    #[error(
-        "a coherent GPU is attached to the processor, not to a PCIe slot: give either --gpu-slot or --coherent"
-    )]
-    CoherentSlot,
-    /// Host memory has no GPU.
-    #[error("{0} needs GPU memory, but the transfer uses host memory")]
-    NoGpu(&'static str),
 }
 
 /// Rails of one transfer at the most: as many as the largest machines have adapters, with room.
@@ -353,6 +223,7 @@ impl Spec {
             mtu,
             hops: self.hops.unwrap_or(1),
             rails: self.rails.unwrap_or(1),
+            far_rails: self.far_rails.unwrap_or(0).min(self.rails.unwrap_or(1)),
             nic,
             gpu,
             gpus: self.gpus.unwrap_or(1),

@@ -97,6 +97,12 @@ pub(super) fn stages(parts: &Parts, rails: u32) -> Vec<Stage> {
             }
         }
     }
+    if let (1.., Some(limit)) = (parts.far_rails, parts.platform.between_sockets()) {
+        // The near adapters do what they can; those on the other socket share its link.
+        let each = parts.link.goodput(parts.mtu) / f64::from(parts.sharers);
+        let near = f64::from(rails.saturating_sub(parts.far_rails)) * each;
+        stages.push(stage(Factor::Sockets, near + limit, 1));
+    }
     if parts.software == Software::Nobounce {
         stages.push(stage(Factor::SoftNic, soft::rate(parts), 1));
     }
@@ -117,9 +123,6 @@ fn processor(parts: &Parts, gpus: f64, adapters: f64) -> Vec<Stage> {
         // Up and down the port that leads to the CPU.
         Some(gpu) if parts.acs_redirect => stage(forwards, gpu.carries(parts.max_payload) * gpus),
         _ => {}
-    }
-    if let (true, Some(limit)) = (parts.is_on_gpu(End::Source), parts.platform.peer_read()) {
-        stage(forwards, limit * gpus);
     }
     let ordered = if parts.is_on_gpu(End::Target) {
         parts.platform.strict_order()

@@ -4,7 +4,7 @@ use super::constants as c;
 use super::factor::{Factor, Share};
 use super::parts::{Memory, Op, Parts, Software};
 use super::route::{self, float};
-use super::{soft, window};
+use super::soft;
 
 /// What a library does with one message.
 #[derive(Debug)]
@@ -19,16 +19,12 @@ pub(super) struct Protocol {
     pub(super) lone: bool,
     /// Rails that one message of this size takes.
     pub(super) rails: u32,
-    /// A core copies the bytes first, in pieces, while the wire carries those before: it takes the
-    /// wire's place if it is slower.
-    pub(super) copied: bool,
 }
 
 pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
     let share = |factor, microseconds| Share { factor, microseconds };
     let fitted = &parts.fitted;
     let mut shares = Vec::new();
-    let mut copied = false;
     let (mut gap, mut overlaps, mut rails) = (fitted.verbs_gap, true, parts.rails);
     let bytes = float(size);
     match parts.software {
@@ -46,26 +42,16 @@ pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
             gap = fitted.mpi_gap + device;
             overlaps = false;
             rails = split(parts.rails, bytes);
-            let limit =
-                if parts.memory == Memory::Gpu { fitted.mpi_eager_gpu } else { fitted.mpi_eager_host };
-            if bytes > limit {
-                // Three short messages more: word that there is something, the receiver's request
-                // to read it, word that it is done.
-                let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
-                shares.push(share(Factor::Handshake, 3.0 * (pass + 2.0 * (c::VERBS_CALL + fitted.mpi_call))));
-                gap += fitted.mpi_gap;
-            } else if let (Memory::Gpu, Some(gpu)) = (parts.memory, parts.gpu) {
-                // What was not announced arrives in host memory, and a core stores it into the GPU.
-                shares.push(share(Factor::CoreCopy, bytes / window::store(gpu) / 1000.0));
-            } else if parts.memory == Memory::Host && bytes > c::INLINE {
-                shares.push(share(Factor::CoreCopy, 2.0 * bytes / fitted.core_copy / 1000.0));
-            }
+            // Three short messages more: word that there is something, the receiver's request to
+            // read it, word that it is done. Shorter messages, which are copied, have no basis.
+            let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
+            shares.push(share(Factor::Handshake, 3.0 * (pass + 2.0 * (c::VERBS_CALL + fitted.mpi_call))));
+            gap += fitted.mpi_gap;
         }
         Software::Nixl => {
             shares.push(share(Factor::Software, fitted.nixl_call));
             gap = fitted.nixl_call;
             overlaps = false;
-            copied = bytes <= fitted.nixl_eager;
         }
         Software::Nccl => {
             shares.push(share(Factor::Software, c::NCCL_BASE + c::NCCL_NET));
@@ -79,7 +65,7 @@ pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
         }
     }
     let lone = parts.queue_pairs == 1 || parts.software == Software::Mpi;
-    Protocol { shares, gap, overlaps, lone, rails, copied }
+    Protocol { shares, gap, overlaps, lone, rails }
 }
 
 /// Rails that a message is worth being cut for.

@@ -67,8 +67,12 @@ pub struct Score {
     pub predicted: usize,
     /// Sources of them.
     pub sources: usize,
-    /// Figures that it does not predict: no basis, an assumed setting, or no options for it.
-    pub not_predicted: usize,
+    /// Figures that it does not predict for lack of a basis.
+    pub no_basis: usize,
+    /// Figures that a setting has to be assumed for.
+    pub assumed: usize,
+    /// Figures that no option describes.
+    pub inexpressible: usize,
     /// Share within 5 % from 1 MiB on, and 20 % below.
     pub within: f64,
     /// Share inside the interval.
@@ -260,7 +264,7 @@ fn point(row: &Row, size: u64, value: f64, fitted: &Fitted, residuals: &[&Residu
     let unscored = match (&row.inexpressible, row.assumes.as_slice(), &said) {
         (Some(why), ..) => why.clone(),
         (None, [], Ok(_)) => String::new(),
-        (None, [], Err(why)) => format!("not predicted: {why}"),
+        (None, [], Err(why)) => why.clone(),
         (None, assumed, _) => format!("assumed: {}", assumed.join(", ")),
     };
     let at_least = row.bound.is_some();
@@ -318,6 +322,9 @@ fn score(points: &[Point]) -> Score {
         sum.0 += f64::from(u8::from(one.inside));
         sum.1 += 1.0;
     }
+    let unscored = |is_it: &dyn Fn(&Point) -> bool| {
+        points.iter().filter(|one| !one.unscored.is_empty() && is_it(one)).count()
+    };
     // What is only known to be exceeded has no error to speak of.
     let exact = || scored.iter().filter(|(point, _)| !point.at_least);
     let amounts = exact().map(|(_, one)| one.error.abs()).collect();
@@ -326,7 +333,11 @@ fn score(points: &[Point]) -> Score {
     Score {
         predicted: scored.len(),
         sources: sources.len(),
-        not_predicted: points.len() - scored.len(),
+        no_basis: unscored(&|one| one.unscored.starts_with("not predicted: ")),
+        assumed: unscored(&|one| one.unscored.starts_with("assumed: ")),
+        inexpressible: unscored(&|one| {
+            !["not predicted: ", "assumed: "].iter().any(|kind| one.unscored.starts_with(kind))
+        }),
         within: share(&|one| one.within, &|_| true),
         inside: share(&|one| one.inside, &|_| true),
         inside_by_source: sources.values().map(|(inside, all)| inside / all).sum::<f64>()
@@ -351,7 +362,8 @@ impl Score {
     pub fn text(&self) -> String {
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
         format!(
-            "{} published figures of {} sources, each predicted without its source; {} more are not predicted\n\
+            "{} published figures of {} sources, each predicted without its source\n\
+             not predicted: {} without a basis, {} with an assumed setting, {} that no option describes\n\
              within 5 % from 1 MiB on and 20 % below: {}\n\
              inside the printed interval: {}; mean of the sources: {}\n\
              median error: {}; median of the signed errors: {:+.1} %\n\
@@ -359,7 +371,9 @@ impl Score {
              too optimistic: {}; of those out of bounds: {}\n",
             self.predicted,
             self.sources,
-            self.not_predicted,
+            self.no_basis,
+            self.assumed,
+            self.inexpressible,
             percent(self.within),
             percent(self.inside),
             percent(self.inside_by_source),

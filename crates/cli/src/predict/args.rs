@@ -163,6 +163,10 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "N")]
     pub(crate) rails: Option<u32>,
 
+    /// Number of these adapters on the other socket
+    #[arg(long, value_name = "N")]
+    pub(crate) far_rails: Option<u32>,
+
     /// PCIe link of each adapter, such as gen5x16
     #[arg(long, value_name = "SLOT")]
     pub(crate) nic_slot: Option<Slot>,
@@ -252,6 +256,7 @@ impl PartArgs {
             mtu: self.mtu.or(if self.link.is_some() { None } else { machine.mtu }),
             hops: self.hops.or(machine.hops),
             rails: self.rails.or(machine.rails),
+            far_rails: self.far_rails.or(machine.far_rails),
             nic: self.nic_slot.or(machine.nic),
             gpu: self.gpu_slot.or(if host || coherent == Some(true) { None } else { machine.gpu }),
             coherent: if host && !self.coherent { None } else { coherent },
