@@ -51,7 +51,8 @@ pub(crate) struct Answer {
     pub(crate) cause: String,
     /// Who confirmed it: `author`, `maintainer`, `other user`.
     pub(crate) by: String,
-    /// A finding names the cause if its name, title or reason has one of these.
+    /// A finding names the cause if its name, title or reason has one of these. Nothing is wrong
+    /// if there are none.
     pub(crate) named: Vec<String>,
     /// Its fix works if it has one of these.
     pub(crate) fix: Vec<String>,
@@ -122,6 +123,7 @@ impl Case {
         let names = |said: &Said| has(&said.text, &self.answer.named);
         let fixes = |said: &Said| names(said) && has(&said.fix, &self.answer.fix);
         let score = match loud.first() {
+            None if self.answer.named.is_empty() => Score::Right,
             Some(first) if names(first) && said.iter().any(fixes) => Score::Right,
             _ if said.iter().any(names) => Score::Partly,
             Some(_) => Score::Wrong,
