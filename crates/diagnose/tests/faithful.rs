@@ -143,9 +143,5 @@ fn contradictions(facts: &Facts) -> Vec<String> {
         clients && facts.kernel.peer_memory_api.get() == Some(false),
         "a client of peer memory without the interface".to_owned(),
     );
-    rule(
-        matches!(facts.kernel.nvidia.known(), Some(None)) && facts.kernel.is_loaded("nvidia") == Some(true),
-        "NVIDIA's module is loaded and is not".to_owned(),
-    );
     wrong
 }
