@@ -109,7 +109,8 @@ fn contradictions(facts: &Facts) -> Vec<String> {
             gpu.dma_buf.get() == Some(false) && exported == Some(true),
             format!("{} cannot export dma-bufs, and one was exported", gpu.address),
         );
-        let errored = !gpu.gpudirect_rdma.is_not_recorded() && gpu.gpudirect_rdma.known().is_none();
+        // One attribute may be unknown to an old driver; without CUDA there is none.
+        let errored = gpu.gpudirect_rdma.why_not().is_some_and(|why| why.contains("cuInit"));
         rule(
             errored && exported.is_some(),
             format!("CUDA failed on {}, and memory was exported", gpu.address),
