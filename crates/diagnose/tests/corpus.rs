@@ -18,6 +18,7 @@ fn every_fact_is_quoted_or_assumed() {
         assert_eq!(unsourced(case), Vec::<String>::new(), "{}", case.name);
         let both: Vec<_> = case.quoted.iter().filter(|path| case.assumed.contains(path)).collect();
         assert!(both.is_empty(), "{}: {both:?} is quoted and assumed", case.name);
+        assert!(case.log.is_some() || !case.quoted.is_empty(), "{}: nothing is quoted", case.name);
     }
 }
 
