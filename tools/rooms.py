@@ -9,13 +9,13 @@ import re
 
 # Crate: [(room, its modules)], lowest first. "" is the crate's root, which may use everything.
 ROOMS = {
-    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
+    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("seal", {"seal"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
     "crates/memory": [
         ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer", "file_io", "file_mapping", "shared_chunk", "unmap_watch"}),
         ("gpu", {"gpu"}),
     ],
     "crates/nic": [
-        ("process", {"process"}), ("sync", {"sync"}), ("work", {"work", "tally"}), ("interfaces", {"interfaces"}), ("hard", {"hard"}), ("links", {"links"}),
+        ("process", {"process"}), ("sync", {"sync"}), ("work", {"work", "tally"}), ("interfaces", {"interfaces", "allow"}), ("hard", {"hard"}), ("links", {"links"}),
         ("settings", {"soft::limits", "soft::config", "soft::error", "soft::port_speed"}), ("counters", {"soft::counters", "soft::crc"}),
         ("events", {"soft::events"}), ("gpu", {"soft::gpu"}), ("local", {"soft::local"}), ("engine", {"soft::engine"}),
         ("progress", {"soft::progress"}), ("lifecycle", {"soft::lifecycle"}), ("objects", {"soft::objects"}), ("cm", {"soft::cm"}), ("soft", {"soft"}), ("any", {"any"}),
@@ -25,7 +25,7 @@ ROOMS = {
         ("device", {"device"}), ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane"}),
         ("messages", {"message", "rails"}), ("listener", {"listener"}), ("fuzzing", {"fuzzing"}),
     ],
-    "crates/transfer": [("words", {"allow", "pieces", "frame", "error"}), ("parts", {"memory", "exports", "notification", "wire"}), ("shared", {"transfer", "job", "message", "shared"}), ("service", {"announcements", "endings", "lanes", "link", "service", "greet"}), ("interface", {"connecting", "peer", "agent"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
+    "crates/transfer": [("words", {"pieces", "frame", "error"}), ("parts", {"memory", "exports", "notification", "wire"}), ("shared", {"transfer", "job", "message", "shared"}), ("service", {"announcements", "endings", "lanes", "link", "service", "greet"}), ("interface", {"connecting", "peer", "agent"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
     "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"})],
     "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "join_error", "control_memory", "world"})],
     "crates/topology": [

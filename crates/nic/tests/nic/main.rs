@@ -41,6 +41,7 @@ mod presence;
 mod refusals;
 mod report;
 mod reregister;
+mod sealed;
 mod shm;
 mod shm_datagrams;
 mod srq;
