@@ -1,0 +1,183 @@
+//! Window control by delay, after Swift (Kumar et al., SIGCOMM 2020): additive increase below a
+//! target delay, multiplicative decrease by the excess above it, a target that grows as windows
+//! shrink, and pacing for windows of less than a packet.
+//!
+//! Two things are this crate's own: a start by doubling until the first delay above the target, and
+//! a congestion notification that counts as a delay above it.
+
+use serde::Serialize;
+
+use super::{Ack, CongestionControl, Path};
+use crate::units::{MICROSECOND, Picos, float, whole};
+
+/// Parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct SwiftOptions {
+    /// Queueing delay that a window of [`Self::scale_to`] packets tolerates.
+    pub queueing: Picos,
+    /// What smaller windows tolerate on top, at most.
+    pub scale_range: Picos,
+    /// Windows of so many packets or fewer tolerate all of it.
+    pub scale_from: f64,
+    /// Windows of so many packets or more tolerate none of it.
+    pub scale_to: f64,
+    /// Packets by which the window grows in a round trip.
+    pub additive: f64,
+    /// Share of the excess delay by which it shrinks.
+    pub beta: f64,
+    /// Most that it shrinks by in a round trip.
+    pub largest_cut: f64,
+    /// Packets in the first window.
+    pub first: f64,
+    /// Smallest window in packets.
+    pub smallest: f64,
+    /// Whether congestion notifications shrink the window, too.
+    pub notified: bool,
+}
+
+impl Default for SwiftOptions {
+    fn default() -> Self {
+        Self {
+            queueing: 4 * MICROSECOND,
+            scale_range: 10 * MICROSECOND,
+            scale_from: 0.1,
+            scale_to: 100.0,
+            additive: 1.0,
+            beta: 0.8,
+            largest_cut: 0.5,
+            first: 4.0,
+            smallest: 0.01,
+            notified: false,
+        }
+    }
+}
+
+/// The window of one sender.
+#[derive(Debug)]
+pub struct Swift {
+    options: SwiftOptions,
+    path: Path,
+    /// In packets.
+    window: f64,
+    largest: f64,
+    starting: bool,
+    round_trip: f64,
+    may_cut_at: Picos,
+}
+
+impl Swift {
+    /// A sender with its first window.
+    pub fn new(options: SwiftOptions, path: Path) -> Self {
+        // Twice the path, for the queue that the target allows.
+        let largest = 2.0 * path.line_gbits * float(path.round_trip) / 8_000.0 / path.mtu;
+        Self {
+            window: options.first,
+            largest: largest.max(8.0),
+            options,
+            path,
+            starting: true,
+            round_trip: float(path.round_trip),
+            may_cut_at: 0,
+        }
+    }
+
+    /// Round trip that the window tolerates, in picoseconds.
+    fn target(&self) -> f64 {
+        let options = &self.options;
+        let inverse = |packets: f64| 1.0 / packets.sqrt();
+        let (from, to) = (inverse(options.scale_from), inverse(options.scale_to));
+        let share = ((inverse(self.window) - to) / (from - to)).clamp(0.0, 1.0);
+        float(self.path.round_trip) + float(options.queueing) + share * float(options.scale_range)
+    }
+
+    fn cut(&mut self, now: Picos, factor: f64) {
+        self.starting = false;
+        if now < self.may_cut_at {
+            return;
+        }
+        self.window = (self.window * factor).max(self.options.smallest);
+        self.may_cut_at = now + whole(self.round_trip);
+    }
+}
+
+impl CongestionControl for Swift {
+    fn on_sent(&mut self, _now: Picos, _bytes: f64) {}
+
+    fn on_ack(&mut self, now: Picos, ack: Ack) {
+        let Some(round_trip) = ack.round_trip.map(float) else { return };
+        self.round_trip += (round_trip - self.round_trip) / 4.0;
+        let (packets, target) = (ack.bytes / self.path.mtu, self.target());
+        if round_trip >= target {
+            let excess = (round_trip - target) / round_trip;
+            self.cut(now, (1.0 - self.options.beta * excess).max(1.0 - self.options.largest_cut));
+        } else if self.starting {
+            self.window = (self.window + packets).min(self.largest);
+        } else {
+            let window = self.window.max(1.0);
+            self.window = (self.window + self.options.additive * packets / window).min(self.largest);
+        }
+    }
+
+    fn on_congestion_notification(&mut self, now: Picos) {
+        if self.options.notified {
+            self.cut(now, 0.8);
+        }
+    }
+
+    fn on_loss(&mut self, now: Picos) {
+        self.cut(now, 1.0 - self.options.largest_cut);
+    }
+
+    fn rate(&mut self, _now: Picos) -> f64 {
+        // A window that leaves within a round trip needs no more; a little more keeps it open.
+        let gain = if self.window < 1.0 { 1.0 } else { 1.25 };
+        (gain * self.window * self.path.mtu * 8_000.0 / self.round_trip).min(self.path.line_gbits)
+    }
+
+    fn window(&self) -> f64 {
+        self.window * self.path.mtu
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sender() -> Swift {
+        let path = Path { line_gbits: 100.0, round_trip: 10 * MICROSECOND, mtu: 4096.0 };
+        Swift::new(SwiftOptions::default(), path)
+    }
+
+    fn ack(micros: u64) -> Ack {
+        Ack { bytes: 4096.0, round_trip: Some(micros * MICROSECOND) }
+    }
+
+    #[test]
+    fn doubles_then_adds_and_shrinks_once_per_round_trip() {
+        let mut sender = sender();
+        for _ in 0..4 {
+            sender.on_ack(0, ack(11));
+        }
+        assert_eq!(sender.window(), 8.0 * 4096.0);
+        sender.on_ack(20 * MICROSECOND, ack(40));
+        let cut = sender.window();
+        assert!(cut < 7.0 * 4096.0, "{cut}");
+        sender.on_ack(21 * MICROSECOND, ack(40));
+        assert_eq!(sender.window(), cut);
+        sender.on_ack(90 * MICROSECOND, ack(11));
+        assert!(sender.window() > cut && sender.window() < cut + 4096.0);
+    }
+
+    #[test]
+    fn small_windows_tolerate_more_delay_and_are_paced() {
+        let mut sender = sender();
+        let wide = sender.target();
+        for round in 1..100 {
+            sender.on_ack(round * 200 * MICROSECOND, ack(200));
+        }
+        assert!(sender.target() > wide);
+        assert!(sender.window() < 4096.0);
+        let rate = sender.rate(0);
+        assert!((rate - sender.window * 4096.0 * 8.0 / 200_000.0).abs() < 0.01 * rate, "{rate}");
+    }
+}
