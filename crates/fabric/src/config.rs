@@ -149,11 +149,9 @@ impl Fabric {
         self.hosts.div_ceil(self.hosts_per_leaf.max(1))
     }
 
-    /// Propagation and processing of a round trip between hosts of different leaves, or of the one
-    /// switch, without any serialisation.
-    pub fn round_trip(&self) -> Picos {
-        let links = if self.spines == 0 { 2 } else { 4 };
-        2 * (links * self.link_delay + self.host_delay)
+    /// Propagation and processing of a round trip over so many switches, without serialisation.
+    pub fn round_trip(&self, switches: u32) -> Picos {
+        2 * (u64::from(switches + 1) * self.link_delay + self.host_delay)
     }
 }
 

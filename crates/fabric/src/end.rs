@@ -33,6 +33,12 @@ pub(crate) struct End {
     burst: f64,
     /// When the next data packet may leave.
     next_send: Picos,
+    /// When the last one left.
+    last_send: Picos,
+    /// Round trip of an empty fabric: a pause of that length ends what is known of the path.
+    pause: Picos,
+    /// Bytes that may leave beyond the window, after a pause without anything to send.
+    allowance: f64,
     /// A wake-up for that time is on its way.
     pub(crate) paced: bool,
     /// It stands in the queue of its host.
@@ -87,6 +93,9 @@ impl End {
                 mtu: transport.mtu,
                 burst: float(transport.burst),
                 next_send: 0,
+                last_send: 0,
+                pause: path.round_trip,
+                allowance: float(transport.burst),
                 paced: false,
                 queued: false,
                 timer_at: Picos::MAX,
@@ -103,7 +112,10 @@ impl End {
     }
 
     /// Posts a message: a WRITE with its number as immediate data. Returns whether there was room.
-    pub(crate) fn post(&mut self, message: u32, len: u32) -> bool {
+    pub(crate) fn post(&mut self, now: Picos, message: u32, len: u32) -> bool {
+        if self.qp.send_room() == SEND_DEPTH && now >= self.last_send + self.pause {
+            self.allowance = self.burst;
+        }
         let op = Operation::WriteImmediate(Remote { addr: 0, rkey: 1 }, message);
         let wr_id = u64::from(message);
         let request =
@@ -143,12 +155,13 @@ impl End {
         let cost = u64::from(self.mtu) + PACKET_OVERHEAD;
         let in_flight = float(self.qp.outstanding() / cost);
         let window = self.control.window() / f64::from(self.mtu);
-        if in_flight > 0.0 && in_flight + 1.0 > window && !self.urgent {
+        let is_full = in_flight > 0.0 && in_flight + 1.0 > window && self.allowance <= 0.0;
+        if is_full && !self.urgent {
             return None;
         }
         let every = ((window / 4.0).min(f64::from(ACK_EVERY)) - 1.0).max(0.0);
         let asks = in_flight + 2.0 > window || f64::from(self.unasked) >= every;
-        Some(if asks && window.is_finite() { 2 * cost - 1 } else { u64::MAX })
+        Some(if asks { 2 * cost - 1 } else { u64::MAX })
     }
 
     fn note_request(&mut self, now: Picos, header: &Header) {
@@ -175,6 +188,8 @@ impl End {
         let bytes = f64::from(transmit.payload.len());
         self.control.on_sent(now, bytes);
         let picos_per_byte = 8_000.0 / self.control.rate(now);
+        self.allowance -= bytes;
+        self.last_send = now;
         // A pause earns no more than a burst.
         let earliest = now.saturating_sub(whole(self.burst * picos_per_byte));
         self.next_send = self.next_send.max(earliest) + whole(bytes * picos_per_byte);

@@ -56,7 +56,7 @@ pub(crate) struct Links {
     switch: Switch,
     loss_ppm: u32,
     pub(crate) counters: LinkCounters,
-    /// Queue that packets found at switches, in bytes.
+    /// Queue that packets with payload found at switches, in bytes.
     pub(crate) depths: Histogram,
 }
 
@@ -113,7 +113,9 @@ impl Links {
         let wire_len = packet.wire_len();
         let depth = self.links[link as usize].backlog(now);
         let after = depth + u64::from(wire_len);
-        self.depths.record(depth);
+        if packet.payload > 0 {
+            self.depths.record(depth);
+        }
         if !self.admits(now, link, u64::from(wire_len), after) {
             self.counters.dropped += 1;
             return None;

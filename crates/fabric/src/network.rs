@@ -105,7 +105,6 @@ pub(crate) struct Network {
     free: Vec<u32>,
     packets: Packets,
     notices: VecDeque<Notice>,
-    path: Path,
     received_at_sample: u64,
 }
 
@@ -125,16 +124,6 @@ impl Network {
     pub(crate) fn new(config: Config) -> Self {
         let topology = Topology::new(&config.fabric);
         let fabric = &config.fabric;
-        let full = u64::from(config.transport.mtu) + OVERHEAD;
-        let per_byte =
-            |link: bool| picos_per_byte(if link { fabric.host_gbits } else { fabric.fabric_gbits });
-        let hops =
-            if fabric.spines == 0 { 2 * per_byte(true) } else { 2 * per_byte(true) + 2 * per_byte(false) };
-        let path = Path {
-            line_gbits: fabric.host_gbits,
-            round_trip: fabric.round_trip() + full * hops,
-            mtu: f64::from(config.transport.mtu),
-        };
         let mut events = EventQueue::new();
         events.push(config.sample_every, Event::Sample);
         Self {
@@ -152,7 +141,6 @@ impl Network {
             free: Vec::new(),
             packets: Packets::default(),
             notices: VecDeque::new(),
-            path,
             received_at_sample: 0,
             config,
         }
@@ -169,7 +157,8 @@ impl Network {
         let generation = recycled.map_or(0, |number| self.ends[2 * number as usize].generation + 1);
         // As a NIC does: a port of the dynamic range for each queue pair.
         let port = 0xc000 | u16::try_from(self.rng.below(0x4000)).unwrap_or(0);
-        let pair = End::pair(number, generation, [from, to], port, &self.config.transport, self.path);
+        let path = self.path(from, to);
+        let pair = End::pair(number, generation, [from, to], port, &self.config.transport, path);
         if recycled.is_some() {
             for (slot, end) in (2 * number as usize..).zip(pair) {
                 self.ends[slot] = end;
@@ -178,6 +167,20 @@ impl Network {
             self.ends.extend(pair);
         }
         2 * number
+    }
+
+    /// The way between two hosts while all queues are empty.
+    fn path(&self, from: u32, to: u32) -> Path {
+        let (fabric, mtu) = (&self.config.fabric, self.config.transport.mtu);
+        let switches = if self.topology.leaf_of(from) == self.topology.leaf_of(to) { 1 } else { 3 };
+        let between = u64::from(switches - 1) * picos_per_byte(fabric.fabric_gbits);
+        let per_byte = 2 * picos_per_byte(fabric.host_gbits) + between;
+        Path {
+            line_gbits: fabric.host_gbits,
+            round_trip: fabric.round_trip(switches) + (u64::from(mtu) + OVERHEAD) * per_byte,
+            mtu: f64::from(mtu),
+            switches,
+        }
     }
 
     /// Closes the connection of an end whose messages are over.
@@ -226,7 +229,7 @@ impl Network {
     /// The same; its latency counts from an earlier time.
     pub(crate) fn post_since(&mut self, posted: Picos, end: u32, bytes: u32, class: usize, token: u64) {
         let message = self.messages.insert(Message { posted, bytes, class, token });
-        if !self.ends[end as usize].post(message, bytes) {
+        if !self.ends[end as usize].post(self.now, message, bytes) {
             self.messages.remove(message);
             self.totals.failed += 1;
             return;

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     fn path() -> Path {
-        Path { line_gbits: 40.0, round_trip: 10 * MICROSECOND, mtu: 1024.0 }
+        Path { line_gbits: 40.0, round_trip: 10 * MICROSECOND, mtu: 1024.0, switches: 1 }
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Path {
     pub round_trip: Picos,
     /// Payload of a full packet, in bytes.
     pub mtu: f64,
+    /// Switches on the way.
+    pub switches: u32,
 }
 
 /// What an ACK says.

@@ -15,20 +15,22 @@ use crate::units::{MICROSECOND, Picos, float, whole};
 pub struct SwiftOptions {
     /// Queueing delay that a window of [`Self::scale_to`] packets tolerates.
     pub queueing: Picos,
+    /// The same for each switch on the path, on top.
+    pub per_switch: Picos,
     /// What smaller windows tolerate on top, at most.
     pub scale_range: Picos,
     /// Windows of so many packets or fewer tolerate all of it.
     pub scale_from: f64,
     /// Windows of so many packets or more tolerate none of it.
     pub scale_to: f64,
-    /// Packets by which the window grows in a round trip.
+    /// Growth in a round trip, as a share of what the empty path holds.
     pub additive: f64,
     /// Share of the excess delay by which it shrinks.
     pub beta: f64,
     /// Most that it shrinks by in a round trip.
     pub largest_cut: f64,
-    /// Packets in the first window.
-    pub first: f64,
+    /// Bytes in the first window.
+    pub first: u64,
     /// Smallest window in packets.
     pub smallest: f64,
     /// Whether congestion notifications shrink the window, too.
@@ -38,14 +40,15 @@ pub struct SwiftOptions {
 impl Default for SwiftOptions {
     fn default() -> Self {
         Self {
-            queueing: 4 * MICROSECOND,
-            scale_range: 10 * MICROSECOND,
+            queueing: 2 * MICROSECOND,
+            per_switch: 2 * MICROSECOND,
+            scale_range: 4 * MICROSECOND,
             scale_from: 0.1,
             scale_to: 100.0,
-            additive: 1.0,
+            additive: 1.0 / 128.0,
             beta: 0.8,
             largest_cut: 0.5,
-            first: 4.0,
+            first: 16 << 10,
             smallest: 0.01,
             notified: false,
         }
@@ -59,7 +62,8 @@ pub struct Swift {
     path: Path,
     /// In packets.
     window: f64,
-    largest: f64,
+    /// What the empty path holds.
+    path_holds: f64,
     starting: bool,
     round_trip: f64,
     may_cut_at: Picos,
@@ -68,11 +72,9 @@ pub struct Swift {
 impl Swift {
     /// A sender with its first window.
     pub fn new(options: SwiftOptions, path: Path) -> Self {
-        // Twice the path, for the queue that the target allows.
-        let largest = 2.0 * path.line_gbits * float(path.round_trip) / 8_000.0 / path.mtu;
         Self {
-            window: options.first,
-            largest: largest.max(8.0),
+            window: float(options.first) / path.mtu,
+            path_holds: path.line_gbits * float(path.round_trip) / 8_000.0 / path.mtu,
             options,
             path,
             starting: true,
@@ -87,7 +89,8 @@ impl Swift {
         let inverse = |packets: f64| 1.0 / packets.sqrt();
         let (from, to) = (inverse(options.scale_from), inverse(options.scale_to));
         let share = ((inverse(self.window) - to) / (from - to)).clamp(0.0, 1.0);
-        float(self.path.round_trip) + float(options.queueing) + share * float(options.scale_range)
+        let tolerated = options.queueing + u64::from(self.path.switches) * options.per_switch;
+        float(self.path.round_trip + tolerated) + share * float(options.scale_range)
     }
 
     fn cut(&mut self, now: Picos, factor: f64) {
@@ -110,12 +113,12 @@ impl CongestionControl for Swift {
         if round_trip >= target {
             let excess = (round_trip - target) / round_trip;
             self.cut(now, (1.0 - self.options.beta * excess).max(1.0 - self.options.largest_cut));
-        } else if self.starting {
-            self.window = (self.window + packets).min(self.largest);
-        } else {
-            let window = self.window.max(1.0);
-            self.window = (self.window + self.options.additive * packets / window).min(self.largest);
+            return;
         }
+        let growth = self.options.additive * self.path_holds * packets / self.window.max(1.0);
+        let growth = if self.starting { packets } else { growth };
+        // Twice the path, for the queue that the target allows.
+        self.window = (self.window + growth).min((2.0 * self.path_holds).max(8.0));
     }
 
     fn on_congestion_notification(&mut self, now: Picos) {
@@ -144,7 +147,7 @@ mod tests {
     use super::*;
 
     fn sender() -> Swift {
-        let path = Path { line_gbits: 100.0, round_trip: 10 * MICROSECOND, mtu: 4096.0 };
+        let path = Path { line_gbits: 100.0, round_trip: 10 * MICROSECOND, mtu: 4096.0, switches: 1 };
         Swift::new(SwiftOptions::default(), path)
     }
 
