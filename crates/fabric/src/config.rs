@@ -156,7 +156,7 @@ impl Fabric {
 }
 
 impl Switch {
-    /// 16 MB; marks between 100 and 400 KB at 100 Gb/s, and in proportion at other rates.
+    /// 16 MB; marks from 50 KB on and all from 200 KB on at 100 Gb/s, in proportion at other rates.
     pub fn for_rate(gbits: f64) -> Self {
         let bytes = |at_100: f64| crate::units::whole(at_100 * gbits / 100.0);
         Self {

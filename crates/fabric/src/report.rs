@@ -12,7 +12,9 @@ use crate::workload::{Traffic, Workload};
 /// seed give the same report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What was simulated.
+    /// Name and version of the format.
+    pub schema: &'static str,
+    /// What was simulated; times in picoseconds.
     pub config: Config,
     /// The traffic.
     pub workload: Workload,
@@ -92,6 +94,7 @@ impl Report {
         let (bytes, link) = network.links.deepest();
         let (links, totals) = (network.links.counters, network.totals);
         Self {
+            schema: "nobounce-sim/1",
             config: network.config.clone(),
             workload: workload.clone(),
             time_us: micros(time),

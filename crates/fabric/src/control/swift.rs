@@ -108,7 +108,7 @@ impl CongestionControl for Swift {
 
     fn on_ack(&mut self, now: Picos, ack: Ack) {
         let Some(round_trip) = ack.round_trip.map(float) else { return };
-        self.round_trip += (round_trip - self.round_trip) / 4.0;
+        self.round_trip = round_trip;
         let (packets, target) = (ack.bytes / self.path.mtu, self.target());
         if round_trip >= target {
             let excess = (round_trip - target) / round_trip;
@@ -132,9 +132,11 @@ impl CongestionControl for Swift {
     }
 
     fn rate(&mut self, _now: Picos) -> f64 {
-        // A window that leaves within a round trip needs no more; a little more keeps it open.
+        // A window that leaves within a round trip needs no more; a little more keeps it open. The
+        // target stands for the round trip: a sender with a small window measures it so rarely that
+        // it would stay slow long after a queue is gone.
         let gain = if self.window < 1.0 { 1.0 } else { 1.25 };
-        (gain * self.window * self.path.mtu * 8_000.0 / self.round_trip).min(self.path.line_gbits)
+        (gain * self.window * self.path.mtu * 8_000.0 / self.target()).min(self.path.line_gbits)
     }
 
     fn window(&self) -> f64 {
@@ -181,6 +183,7 @@ mod tests {
         assert!(sender.target() > wide);
         assert!(sender.window() < 4096.0);
         let rate = sender.rate(0);
-        assert!((rate - sender.window * 4096.0 * 8.0 / 200_000.0).abs() < 0.01 * rate, "{rate}");
+        let paced = sender.window() * 8_000.0 / sender.target();
+        assert!((rate - paced).abs() < 0.01 * rate, "{rate} Gb/s, a packet in a target is {paced}");
     }
 }
