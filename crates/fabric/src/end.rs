@@ -115,6 +115,7 @@ impl End {
     pub(crate) fn post(&mut self, now: Picos, message: u32, len: u32) -> bool {
         if self.qp.send_room() == SEND_DEPTH && now >= self.last_send + self.pause {
             self.allowance = self.burst;
+            self.control.on_restart(now);
         }
         let op = Operation::WriteImmediate(Remote { addr: 0, rkey: 1 }, message);
         let wr_id = u64::from(message);

@@ -12,7 +12,7 @@ pub(super) fn of(report: &Report) -> String {
     let share = 100.0 * report.goodput;
     let mut line = |name: &str, rest: String| {
         // Writing to a string does not fail.
-        let _ = writeln!(text, "{name:<12}{rest}");
+        let _ = writeln!(text, "{name:<20}{rest}");
     };
     let end = match report.complete {
         Some(true) => ", all done",

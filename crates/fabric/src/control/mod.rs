@@ -54,6 +54,9 @@ pub trait CongestionControl: Debug {
     /// Packets were lost.
     fn on_loss(&mut self, now: Picos);
 
+    /// The application sends again after a pause of a round trip or more.
+    fn on_restart(&mut self, _now: Picos) {}
+
     /// Rate at which packets may leave, in Gb/s.
     fn rate(&mut self, now: Picos) -> f64;
 

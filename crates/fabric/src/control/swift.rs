@@ -2,8 +2,8 @@
 //! target delay, multiplicative decrease by the excess above it, a target that grows as windows
 //! shrink, and pacing for windows of less than a packet.
 //!
-//! Two things are this crate's own: a start by doubling until the first delay above the target, and
-//! a congestion notification that counts as a delay above it.
+//! Some things are this crate's own: a start by doubling until the first delay above the target, also
+//! after a pause; and, as an option, congestion notifications that count as a delay above it.
 
 use serde::Serialize;
 
@@ -129,6 +129,12 @@ impl CongestionControl for Swift {
 
     fn on_loss(&mut self, now: Picos) {
         self.cut(now, 1.0 - self.options.largest_cut);
+    }
+
+    fn on_restart(&mut self, _now: Picos) {
+        // What was known of the path is old.
+        self.window = self.window.max(float(self.options.first) / self.path.mtu);
+        self.starting = true;
     }
 
     fn rate(&mut self, _now: Picos) -> f64 {
