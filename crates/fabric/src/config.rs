@@ -106,8 +106,11 @@ pub enum ConfigError {
     #[error("invalid MTU {0}: expected 256, 512, 1024, 2048 or 4096")]
     Mtu(u32),
     /// A rate of zero or less.
-    #[error("invalid rate {0} Gb/s: expected more than 0 and at most 8000")]
+    #[error("invalid rate {0} Gb/s: expected more than 0 and at most 1600")]
     Rate(String),
+    /// A share of a link that is negative or no number.
+    #[error("invalid load {0}: expected a share of the link, more than 0")]
+    Load(String),
     /// The traffic needs more hosts.
     #[error("{senders} senders to one receiver need {} hosts, the fabric has {hosts}", senders + 1)]
     #[allow(missing_docs)]
@@ -197,7 +200,7 @@ impl Config {
         if fabric.hosts < 2 {
             return Err(ConfigError::Hosts(fabric.hosts));
         }
-        if fabric.spines == 0 && fabric.leaves() > 1 {
+        if fabric.hosts_per_leaf == 0 || (fabric.spines == 0 && fabric.leaves() > 1) {
             let per_leaf = fabric.hosts_per_leaf;
             return Err(ConfigError::NoSpines { hosts: fabric.hosts, per_leaf });
         }
@@ -205,7 +208,7 @@ impl Config {
             return Err(ConfigError::Mtu(self.transport.mtu));
         }
         for rate in [fabric.host_gbits, fabric.fabric_gbits] {
-            if !(rate > 0.0 && rate <= 8_000.0) {
+            if !(rate > 0.0 && rate <= 1_600.0) {
                 return Err(ConfigError::Rate(rate.to_string()));
             }
         }

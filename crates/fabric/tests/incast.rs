@@ -65,6 +65,10 @@ fn impossible_configurations_are_refused() {
     let refused = run(Config::new(fabric, 1), &Workload::Kv { load: 0.5 }).unwrap_err();
     assert!(refused.to_string().contains("need spines"), "{refused}");
     let config = Config::new(Fabric::single_switch(4, 100.0), 1);
+    for load in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let refused = run(config.clone(), &Workload::Kv { load }).unwrap_err();
+        assert!(refused.to_string().contains("invalid load"), "{refused}");
+    }
     let workload = Workload::Incast { senders: 4, message: 1, short: 0, short_load: 0.0 };
     assert!(run(config, &workload).unwrap_err().to_string().contains("need 5 hosts"));
 }

@@ -95,6 +95,15 @@ impl Workload {
 
     pub(crate) fn traffic(&self, config: &Config) -> Result<Box<dyn Traffic>, ConfigError> {
         let hosts = config.fabric.hosts;
+        let load = match *self {
+            // No short messages at all are fine.
+            Self::Incast { short_load, .. } if short_load != 0.0 => short_load,
+            Self::Kv { load } => load,
+            _ => 1.0,
+        };
+        if !(load > 0.0 && load.is_finite()) {
+            return Err(ConfigError::Load(load.to_string()));
+        }
         Ok(match *self {
             Self::Incast { senders, message, short, short_load } => {
                 if senders >= hosts {
