@@ -77,13 +77,14 @@ fn flows_collide_as_often_as_theory_says() {
         let mut fabric = Fabric::leaf_spine(4, 2, 100.0);
         fabric.spines = 2;
         let mut config = Config::new(fabric, 200 * MICROSECOND);
-        config.seed = seed;
+        config.seed = seed << 20;
+        // More than the path holds: flows are limited by links alone, and a collision costs a quarter.
+        config.transport.control = Algorithm::Fixed(64 * 4096);
         let report = run(config, &Workload::Permutation { message: 1 << 20 }).unwrap();
-        collided += u32::from(report.spread[0] < 0.85);
+        collided += u32::from(report.goodput < 0.8);
     }
-    let share = f64::from(collided) / runs as f64;
-    let expected = (1.0 - 0.25) / 3.0;
-    assert!((share - expected).abs() < 0.04, "{share} of the runs have a collision, theory {expected}");
+    let (share, expected) = (f64::from(collided) / runs as f64, (1.0 - 0.25) / 3.0);
+    assert!((share - expected).abs() < 0.03, "{share} of the runs have a collision, theory {expected}");
 }
 
 #[test]
