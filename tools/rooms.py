@@ -29,12 +29,13 @@ ROOMS = {
     "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"})],
     "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "join_error", "control_memory", "world"})],
     "crates/topology": [
-        ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"methods", "usable", "tree", "analysis", "bandwidth", "platform", "nearest"}),
+        ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"methods", "usable", "tree", "analysis", "bandwidth", "iommu", "platform", "nearest"}),
     ],
     # The parts of a transfer, the estimate and its reports name each other's types.
     "crates/predict": [
-        ("numbers", {"constants", "factor", "least_squares"}),
-        ("model", {"fabric", "slot", "parts", "machine", "route", "software", "soft", "model", "staging", "window", "cluster", "measured", "calibration", "seen", "report", "upgrade", "plot"}),
+        ("numbers", {"constants", "factor", "fitted", "interval_table", "least_squares"}),
+        ("model", {"fabric", "slot", "kinds", "parts", "parts_error", "machine", "route", "software", "soft", "model", "staging", "window", "cluster", "measured", "calibration", "seen", "report", "upgrade", "plot", "plot_cluster", "basis", "interval"}),
+        ("validation", {"published", "validation"}),
     ],
     "crates/diagnose": [
         ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl", "storage_verdict"}), ("checks", {"checks", "lost", "diagnosis"}), ("reports", {"report", "storage_report", "draw", "log", "fuzzing"}),
