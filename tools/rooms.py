@@ -40,6 +40,10 @@ ROOMS = {
     "crates/diagnose": [
         ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl", "storage_verdict"}), ("checks", {"checks", "lost", "diagnosis"}), ("reports", {"report", "storage_report", "draw", "log", "fuzzing"}),
     ],
+    "crates/fabric": [
+        ("numbers", {"units", "stats", "queue"}), ("control", {"control"}), ("config", {"config"}), ("shape", {"topology", "packet"}),
+        ("parts", {"end", "links", "messages"}), ("network", {"network"}), ("traffic", {"workload"}), ("report", {"report"}),
+    ],
     "crates/verbs": [("layouts", {"address", "completion", "context", "cq_ex", "device", "domain", "event", "kernel", "memory", "port", "qp", "qp_ex", "srq", "work"})],
     # The driver's calls and its state know each other: one object, as in CUDA's own library.
     "crates/fake-cuda": [
@@ -47,7 +51,7 @@ ROOMS = {
         ("driver", {"call", "capture", "context", "copy", "device", "event", "export", "knobs", "lane", "malloc", "memory", "spoil", "stream", "vmm", "world"}),
         ("more calls", {"host", "ipc", "kernel", "pointer"}),
     ],
-    "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("files", {"files"}), ("serve", {"serve"}), ("run", {"run"}), ("cdi", {"cdi"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
+    "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("sim", {"sim"}), ("bench", {"bench"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("files", {"files"}), ("serve", {"serve"}), ("run", {"run"}), ("cdi", {"cdi"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
     "kubernetes/device-plugin": [("words", {"names", "log", "testing"}), ("formats", {"messages", "socket"}), ("state", {"cdi", "devices"}), ("calls", {"service", "kubelet"}), ("resource", {"resource", "args"})],
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "find_object", "notice", "reserve"}), ("view", {"view", "own_view", "shared_dir"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
