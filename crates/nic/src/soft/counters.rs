@@ -108,6 +108,7 @@ impl Counters {
             ("implied_nak_seq_err", self.qps.implied_nak_seq_err),
             ("local_ack_timeout_err", self.qps.local_ack_timeout_err),
             ("probes", self.qps.probes),
+            ("retransmitted", self.qps.retransmitted),
             ("lost_atomic_replay", self.qps.lost_atomic_replay),
             ("out_of_buffer", self.qps.out_of_buffer),
             ("qkey_violations", self.qps.qkey_violations),
@@ -156,6 +157,7 @@ pub(crate) fn add(sum: &mut QpCounters, one: &QpCounters) {
     sum.implied_nak_seq_err += one.implied_nak_seq_err;
     sum.local_ack_timeout_err += one.local_ack_timeout_err;
     sum.probes += one.probes;
+    sum.retransmitted += one.retransmitted;
     sum.lost_atomic_replay += one.lost_atomic_replay;
     sum.out_of_buffer += one.out_of_buffer;
     sum.qkey_violations += one.qkey_violations;

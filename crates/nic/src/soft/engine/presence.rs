@@ -33,6 +33,9 @@ const MAX_REQUESTS: u32 = 10;
 /// Answers that wait to be sent.
 const MAX_ANSWERS: usize = 64;
 
+/// What this device announces.
+const OURS: u64 = Capabilities::OURS & !Capabilities::SELECTIVE;
+
 /// A peer: its address and slot.
 type PeerName = (IpAddr, u8);
 
@@ -160,7 +163,7 @@ impl Core {
                 version: Presence::VERSION,
                 nonce: peer.nonce,
                 generation,
-                capabilities: Capabilities::OURS,
+                capabilities: OURS,
             };
             self.presences.requests.push((name.0, request));
         }
@@ -208,7 +211,7 @@ impl Core {
                 }
             }
             if self.presences.answers.len() < MAX_ANSWERS {
-                self.presences.answers.push((from, presence.answer(self.presences.generation)));
+                self.presences.answers.push((from, presence.answer(self.presences.generation, OURS)));
             }
             return true;
         }
