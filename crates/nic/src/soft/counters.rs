@@ -1,6 +1,6 @@
 //! Device counters. Names follow the kernel's `hw_counters` where the meaning is the same.
 
-use nobounce_protocol::qp::{QpCounters, Status};
+use nobounce_protocol::qp::{Handled, QpCounters, Status};
 use nobounce_protocol::wire::Malformed;
 
 /// Counters of one device.
@@ -116,6 +116,17 @@ impl Counters {
         ];
         list.extend(Malformed::ALL.iter().map(|m| (m.name(), self.malformed[m.index()])));
         list
+    }
+
+    /// Counts what a queue pair said of a packet.
+    #[inline]
+    pub(crate) const fn count_handled(&mut self, handled: Handled) {
+        match handled {
+            Handled::Taken => {}
+            Handled::WrongState => self.wrong_state += 1,
+            Handled::Unsolicited => self.unsolicited += 1,
+            Handled::WrongService => self.wrong_service += 1,
+        }
     }
 
     #[cold]

@@ -165,6 +165,10 @@ impl Reassembly {
         self.due || self.unreported > 0
     }
 
+    pub(super) const fn holds_packets(&self) -> bool {
+        self.held > 0
+    }
+
     /// Whether packets are missing.
     pub(super) const fn has_gap(&self) -> bool {
         self.gap

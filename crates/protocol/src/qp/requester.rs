@@ -151,7 +151,8 @@ impl Requester {
     pub(crate) fn sent_last(&self, psn: Psn) -> bool {
         let psn = psn.extend(self.next);
         match &self.board {
-            Some(board) => board.is_last(psn),
+            // A lost packet before it must not wait with it for its payload.
+            Some(board) => board.is_last(psn) && board.first_lost().is_none_or(|lost| lost > psn),
             None => psn + 1 == self.next && psn >= self.una,
         }
     }

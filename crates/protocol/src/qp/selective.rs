@@ -39,6 +39,12 @@ impl Qp {
         self.settle(outcome)
     }
 
+    /// Whether a selective acknowledgement may be sent.
+    #[inline]
+    pub fn has_selective_ack(&self) -> bool {
+        self.responder.has_report()
+    }
+
     /// The selective acknowledgement to send now, if one is due. Without `flush`, one that can wait
     /// stays.
     pub fn poll_selective_ack(&mut self, flush: bool) -> Option<SelectiveAck> {
@@ -46,6 +52,12 @@ impl Qp {
             QpState::Rtr | QpState::Rts | QpState::Sqd => self.responder.poll_report(&self.params, flush),
             _ => None,
         }
+    }
+
+    /// Whether packets behind a gap are held.
+    #[inline]
+    pub fn holds_packets(&self) -> bool {
+        self.responder.holds_packets()
     }
 
     /// A packet that arrived behind a gap, if its turn has come. Call it after each packet until

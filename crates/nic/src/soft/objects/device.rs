@@ -4,7 +4,6 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::Duration;
 
 use nobounce_protocol::qp::{Mtu, Service};
 
@@ -14,6 +13,7 @@ use crate::soft::config::Progress;
 use crate::soft::counters::Counters;
 use crate::soft::engine::Joint;
 use crate::soft::engine::memory_windows::Windows;
+use crate::soft::engine::presence::PresenceConfig;
 use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::totals;
 use crate::soft::engine::totals::{Identity, Totals};
@@ -112,7 +112,8 @@ impl Device {
         let maker = LinkMaker::new(config)?;
         let link = maker.link(0)?;
         let engines = (Some(maker), config.engines());
-        Self::with(link, engines, (config.progress.mode(), config.speed), config.keep_alive)
+        let presence = PresenceConfig::of(config);
+        Self::with(link, engines, (config.progress.mode(), config.speed), presence)
     }
 
     /// A device with one engine, on the caller's link.
@@ -120,14 +121,19 @@ impl Device {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
-        Self::with(link, (None, 1), (Progress::default().mode(), PortSpeed::default()), None)
+        Self::with(
+            link,
+            (None, 1),
+            (Progress::default().mode(), PortSpeed::default()),
+            PresenceConfig::default(),
+        )
     }
 
     fn with(
         link: Box<dyn Link>,
         (maker, engines): (Option<LinkMaker>, usize),
         (mode, speed): (Mode, PortSpeed),
-        keep_alive: Option<Duration>,
+        presence: PresenceConfig,
     ) -> Result<Self, OpenError> {
         let local = link.local();
         let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
@@ -138,7 +144,7 @@ impl Device {
             windows: windows.clone(),
             overflows: Arc::default(),
             sharers: (engines > 1).then(Arc::default),
-            keep_alive,
+            presence,
         };
         let identity = Identity { local, progress: mode.name(), speed };
         let reports = Report::all(identity);

@@ -148,7 +148,7 @@ impl Requester {
             return false;
         }
         self.timed.take_if(|timed| timed.psn >= last);
-        if board.in_flight() == 1 {
+        if last == self.una {
             self.recovery.last_progress = now;
             self.recovery.probes = 0;
             self.recovery.send_probe = false;

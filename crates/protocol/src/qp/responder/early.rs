@@ -94,6 +94,11 @@ impl Responder {
         }
     }
 
+    #[inline]
+    pub(crate) fn holds_packets(&self) -> bool {
+        self.early.as_ref().is_some_and(|early| early.holds_packets())
+    }
+
     /// The held packet whose turn has come.
     pub(crate) fn take_early(&mut self, params: &Params) -> Option<HeldPacket> {
         self.early.as_mut()?.take_held(self.expected, params.mtu as usize)
