@@ -31,6 +31,7 @@ pub struct Diagnosis {
 /// Runs all checks.
 #[must_use]
 pub fn diagnose(facts: &Facts) -> Diagnosis {
+    let facts = &facts.clone().in_order();
     let analysis = Analysis::of(facts);
     let findings = checks::run(&analysis);
     let verdicts = verdict::of(&analysis, &findings);

@@ -53,6 +53,8 @@ explanations! {
     "cuMemGetHandleForAddressRange failed, or attribute 124 (DMA_BUF_SUPPORTED) is 0, and the facts show no cause. Known causes: a closed kernel module, a driver before 515, a CUDA library before 11.7, a virtual GPU without host support, GeForce cards.";
     "dmabuf-nic", "The adapter does not support dma-buf",
     "ibv_reg_dmabuf_mr with descriptor -1 must fail with EBADF. EOPNOTSUPP (95) or EPROTONOSUPPORT (93) means that the kernel driver of this adapter does not implement it. mlx5 does since kernel 5.12 or MLNX_OFED 5.6; bnxt_re, irdma and efa since later versions; rxe and siw do not.";
+    "dmabuf-register", "The adapter refused exported GPU memory",
+    "The GPU's driver exported memory as a dma-buf, and ibv_reg_dmabuf_mr of that dma-buf failed. The GPU side is fine. Known causes: a driver of the adapter that implements the call only in part, old firmware, a size that exceeds BAR1 (ENOMEM), an adapter behind another root complex. The kernel log has the reason.\nManual check: sudo dmesg | tail; ib_write_bw --use_cuda=0 --use_cuda_dmabuf.";
     "driver-mismatch", "Driver library and kernel module have different versions",
     "NVML reports 'Driver/library version mismatch'. The package was upgraded while the old module was loaded, or a container has its own library. Reload the modules, or reboot; in containers use the NVIDIA container toolkit, which mounts the host's libraries.";
     "driver-too-old", "The driver is too old for dma-buf",
@@ -159,6 +161,8 @@ explanations! {
     "NCCL supports dma-buf since 2.13. Before 2.23 it detects nvidia_peermem only by nv_mem (or nv_mem_nc) in /sys/kernel/mm/memory_peers. Newer OFEDs, DOCA and kernels have no such directory although registration works, so NCCL logs 'GPU Direct RDMA Disabled for HCA'. Frameworks bundle their own NCCL: python -c 'import torch; print(torch.cuda.nccl.version())'.\nFix: a current NCCL; or, for 2.13 to 2.22, the open kernel module, whose dma-bufs it detects.";
     "nic-behind-slot", "The adapter's slot is slower than its network",
     "An adapter of 400 Gb/s needs PCIe Gen5 x16, one of 200 Gb/s Gen4 x16. In a narrower slot the PCIe link is the bottleneck.";
+    "nic-no-dmabuf", "The adapter's type has no dma-buf",
+    "Some drivers do not implement dma-buf registration: Omni-Path (hfi1), True Scale (qib), mlx4, cxgb4, usNIC, VMware's paravirtual RDMA. No kernel and no version of rdma-core adds it. mlx4 and cxgb4 can use peer memory. Omni-Path and True Scale cannot: their way to GPU memory is PSM2 with CUDA, which is no verbs library.";
     "nic-no-rdma", "RDMA-capable adapters have no RDMA device",
     "The PCI tree shows the adapter, but /sys/class/infiniband is empty: the RDMA module of its driver (mlx5_ib, bnxt_re, irdma, efa) or ib_uverbs is not loaded, or the adapter is in a mode without RDMA.";
     "nic-open", "An adapter cannot be opened",

@@ -224,6 +224,20 @@ pub(crate) fn fabric_without_efa(facts: &Facts) -> Option<Variable<'_>> {
     out.then_some(variable)
 }
 
+/// Why no method of registration is left.
+fn no_method(facts: &Facts) -> String {
+    match facts.variable("NCCL_DMABUF_ENABLE") {
+        _ if knows_no_dma_buf(facts) => {
+            let (major, minor) = version(facts).unwrap_or_default();
+            format!("NCCL {major}.{minor} has no dma-buf support (2.13 has), and peer memory does not work")
+        }
+        Some(variable) if is_on(facts, variable.name) == Some(false) => {
+            format!("{variable}, and peer memory does not work")
+        }
+        _ => "no method to register GPU memory".to_owned(),
+    }
+}
+
 /// What NCCL does with this pair.
 pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     let facts = analysis.facts;
@@ -260,12 +274,7 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     }
     let certainly_not = (pair.no_dma_buf() || !dma_buf_allowed) && pair.peermem.is_no();
     if !can && certainly_not {
-        let why = if dma_buf_allowed {
-            "no method to register GPU memory"
-        } else {
-            "NCCL_DMABUF_ENABLE=0, and no peer-memory module"
-        };
-        return Use::staged(why);
+        return Use::staged(no_method(facts));
     }
     let far = distance(facts, pair);
     let coherent_allowed = is_on(facts, "NCCL_NET_GDR_C2C") != Some(false);

@@ -222,11 +222,11 @@ fn path(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Judge
     if !blocks.is_empty() {
         return (PathKind::Staged, None, blocks);
     }
-    if pair.proven.is_none()
-        && !pair.nic.ports.iter().any(Port::is_active)
-        && pair.nic.ports.iter().any(Port::may_be_active)
-    {
+    if pair.proven.is_none() && !pair.nic.ports.iter().any(Port::is_active) {
         return (PathKind::Unknown, None, vec!["the state of its port could not be read".to_owned()]);
+    }
+    if let (None, Answer::Unknown(why)) = (pair.proven, usable::nic(analysis.facts, pair.nic)) {
+        return (PathKind::Unknown, None, vec![why]);
     }
     let by = match pair.proven {
         Some(way) => Some(way),
@@ -250,7 +250,8 @@ fn window_path(pair: &Pair<'_>) -> Judged {
 }
 
 /// Findings about one method of registration begin so: they do not block, another one may work.
-const OF_METHODS: [&str; 14] = [
+const OF_METHODS: [&str; 15] = [
+    "nic-no-dmabuf",
     "peermem",
     "dmabuf",
     "closed-module",
@@ -291,7 +292,7 @@ fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Findin
 fn path_without_method(pair: &Pair<'_>) -> Judged {
     let mut reasons = Vec::new();
     let mut unknown = false;
-    for answer in [&pair.export, &pair.import, &pair.peermem] {
+    for answer in [&pair.export, &pair.import, &pair.register, &pair.peermem] {
         match answer {
             Answer::No(_, why) => reasons.push(why.clone()),
             Answer::Unknown(why) => {

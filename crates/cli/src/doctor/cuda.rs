@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nobounce::memory::gpu::dmabuf::DmaBuf;
 use nobounce::memory::gpu::{Driver, Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuRange};
-use nobounce_topology::facts::{Facts, Library, Probe, Read};
+use nobounce_topology::facts::{ATTRIBUTE_UNKNOWN, Facts, Library, Probe, Read};
 
 use super::verbs;
 
@@ -47,9 +47,9 @@ pub(super) fn fill(facts: &mut Facts, probe: bool) {
         if gpu.memory_bytes.known().is_none() {
             gpu.memory_bytes = Read::Yes(cuda.total_memory());
         }
-        gpu.gpudirect_rdma = Read::Yes(cuda.gpu_direct_rdma());
-        gpu.gpudirect_rdma_vmm = Read::Yes(cuda.gpu_direct_rdma_with_vmm());
-        gpu.dma_buf = Read::Yes(cuda.dma_buf());
+        gpu.gpudirect_rdma = attribute(116, cuda.gpu_direct_rdma());
+        gpu.gpudirect_rdma_vmm = attribute(110, cuda.gpu_direct_rdma_with_vmm());
+        gpu.dma_buf = attribute(124, cuda.dma_buf());
         if probe {
             tried.push((cuda.pci_address().to_owned(), try_gpu(cuda, gpu)));
         }
@@ -69,6 +69,11 @@ pub(super) fn fill(facts: &mut Facts, probe: bool) {
         })
         .collect();
     verbs::fill(facts, &memory);
+}
+
+/// An attribute of CUDA's; old drivers do not know all of them.
+fn attribute(number: u32, value: Option<bool>) -> Read<bool> {
+    value.map_or_else(|| Read::no(format!("{ATTRIBUTE_UNKNOWN} {number}")), Read::Yes)
 }
 
 /// Memory that was allocated for trying, and its export.

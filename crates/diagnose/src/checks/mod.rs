@@ -1,6 +1,7 @@
 //! The checks: facts in, findings out; no IO, no guesses where a fact is missing.
 
 mod driver;
+mod failed_step;
 mod gid;
 mod gpu;
 mod iommu;
@@ -8,6 +9,7 @@ mod kernel_log;
 mod nccl_env;
 mod other_env;
 mod pcie;
+mod peer_module;
 mod place;
 mod port;
 mod process;

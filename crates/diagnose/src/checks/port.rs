@@ -147,7 +147,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let mut slow = Vec::new();
     let mut below = Vec::new();
     let device = |nic: &Nic| nic.address.as_deref().and_then(|address| analysis.facts.pci_device(address));
-    // Adapters of one model should run alike; and a link of four lanes with fewer has lost some.
+    // Adapters of one model should run alike.
     let mut best: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     let model = |nic: &Nic| device(nic).map(|device| (device.vendor, device.device));
     for (nic, port) in hardware(analysis).filter(|(_, port)| port.is_active()) {
@@ -168,8 +168,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         {
             below.push((nic, port, rate, most, fast_slot));
         }
-        let lost_lanes = port.lanes.is_some_and(|lanes| lanes < 4) && !port.is_ethernet();
-        if rate < sibling * 0.99 || lost_lanes {
+        if rate < sibling * 0.99 || has_lost_lanes(port, rate) {
             slow.push((nic, port, rate, sibling));
         }
     }
@@ -178,7 +177,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let against = if sibling > rate {
             format!("while others of its model run at {sibling} Gb/s")
         } else {
-            format!("with {} of 4 lanes", port.lanes.unwrap_or(0))
+            format!("with {} of its lanes", port.lanes.unwrap_or(0))
         };
         found.push(
             Finding::new(
@@ -235,6 +234,16 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .on(unread.iter().map(|(nic, _)| nic.name.clone())),
         );
     }
+}
+
+/// Whether an InfiniBand link runs with fewer lanes than ports of its speed have: four, or two
+/// since HDR, where switches split a port (HDR100, NDR200).
+fn has_lost_lanes(port: &Port, rate: f64) -> bool {
+    /// Gb/s of one lane of HDR.
+    const HDR: f64 = 50.0;
+    let Some(lanes) = port.lanes.filter(|_| !port.is_ethernet()) else { return false };
+    let split = rate / f64::from(lanes.max(1)) >= HDR * 0.99;
+    lanes < if split { 2 } else { 4 }
 }
 
 /// Gb/s of the fastest card of a model, where all of them are one generation.

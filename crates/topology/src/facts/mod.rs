@@ -7,6 +7,7 @@ mod gpu;
 mod kernel;
 mod machine;
 mod nic;
+mod order;
 mod pci;
 mod process;
 mod read;
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clean;
 
-pub use gpu::{Gpu, GpuVendor};
+pub use gpu::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
 pub use kernel::{Kernel, Module, NvidiaModule};
 pub use kernel::{NO_FOLDER, version_pair};
 pub use machine::{Cpu, Machine, NumaNode};
