@@ -67,7 +67,7 @@ fn a_module_is_not_loaded_into_a_kernel_without_its_interface() {
     set.push(("/kernel/peer_memory_api", json!(false)));
     let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
     let text = said(&facts);
-    assert!(text.contains("install DOCA-OFED, whose ib_core has the peer-memory interface"), "{text}");
+    assert!(text.contains("nstall DOCA-OFED, whose ib_core has the peer-memory interface"), "{text}");
 }
 
 #[test]
@@ -109,5 +109,62 @@ fn a_failed_registration_is_not_blamed_on_an_export_that_worked() {
     assert!(
         text.contains("refused GPU memory that was exported") && text.contains("Invalid argument"),
         "{text}"
+    );
+}
+
+#[test]
+fn links_of_one_chain_are_one_finding_with_complete_ways_out() {
+    let mut set = closed();
+    set.push(("/kernel/peer_memory_clients", json!([])));
+    set.push(("/kernel/release", json!("5.4.0-150-generic")));
+    set.push(("/kernel/ofed", json!(null)));
+    set.push((
+        "/nics/*/dma_buf_probe",
+        json!({"ok": false, "errno": 95, "detail": "Operation not supported"}),
+    ));
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let found = diagnose(&facts).findings;
+    let heads: Vec<_> =
+        found.iter().filter(|finding| finding.under.is_none()).map(|finding| finding.id).collect();
+    assert_eq!(heads, ["peermem-not-loaded"], "{found:#?}");
+    let below: Vec<_> = found.iter().filter_map(|finding| Some((finding.id, finding.under?))).collect();
+    assert_eq!(below.len(), 2, "{below:?}");
+    assert!(below.iter().all(|(_, under)| *under == "peermem-not-loaded"), "{below:?}");
+    // The easy way first, and each way complete.
+    let fix = found[0].fix.join("\n");
+    let at = |text: &str| fix.find(text).unwrap_or_else(|| panic!("{text}: {fix}"));
+    assert!(at("By peer memory") < at("By dma-buf, step 1 of 2"), "{fix}");
+    assert!(at("nvidia-open") < at("By dma-buf, step 2 of 2") && fix.contains("kernel 5.12"), "{fix}");
+}
+
+#[test]
+fn what_the_hardware_makes_moot_goes_below_it() {
+    let set = [
+        ("/nics/*/driver", json!("hfi1")),
+        ("/pci/*/iommu", json!({"group": 7, "kind": "DMA-FQ"})),
+        ("/nics/*/dma_buf_probe", json!({"ok": false, "errno": 95, "detail": "Operation not supported"})),
+    ];
+    let facts = facts("dgx-h100", &[], &set);
+    let found = diagnose(&facts).findings;
+    assert_eq!(found[0].id, "nic-no-dmabuf", "{found:#?}");
+    for finding in &found[1..] {
+        let is_moot = finding.id == "iommu-translates" || finding.id.starts_with("peermem");
+        assert_eq!(finding.under.is_some(), is_moot, "{}", finding.id);
+    }
+}
+
+#[test]
+fn a_gpu_has_one_name() {
+    let mut set = closed();
+    set.push(("/kernel/peer_memory_clients", json!([])));
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let diagnosis = diagnose(&facts);
+    let address = &facts.gpus[0].address;
+    for finding in &diagnosis.findings {
+        assert!(!finding.title.contains(address) && !finding.why.contains(address), "{}", finding.title);
+    }
+    assert!(
+        diagnosis.findings[0].cost.as_ref().is_some_and(|cost| cost.starts_with("GPU ")),
+        "{diagnosis:#?}"
     );
 }

@@ -190,7 +190,7 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Finding::new("gdrdrv-node", Severity::Warning, "gdrdrv is loaded, but this process has no /dev/gdrdrv")
                     .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
                     .seen("/dev/gdrdrv", "not there")
-                    .fix("`docker run --device /dev/gdrdrv ...`   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
+                    .fix("start the container with `--device /dev/gdrdrv`   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
             ),
             Some(node) if !node.open.ok => found.push(
                 Finding::new("gdrdrv-node", Severity::Warning, format!("/dev/gdrdrv cannot be opened: {}", node.open.detail))

@@ -54,7 +54,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("pcie-errors", Severity::Warning, "the PCIe bus reported errors")
                 .why("A faulty link retransmits and slows down, or trains to a lower speed.")
                 .seen("kernel log", line.trim())
-                .fix("reseat the card or riser; `sudo lspci -vvv -s ADDRESS | grep -A3 UESta`")
+                .fix("reseat the card or riser; `sudo lspci -vvv | grep -A3 UESta`")
                 .root(),
         );
     }

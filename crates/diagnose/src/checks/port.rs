@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::list;
+use super::{each, list};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
-use nobounce_topology::bandwidth;
 use nobounce_topology::facts::{Nic, Port};
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -125,6 +124,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Severity::Info
     };
     let port = down[0].ports.first();
+    let of_down = pci_addresses(down.iter().copied());
     found.push(
         Finding::new("port-down", severity, format!("{}: no link", list(&names)))
             .why(if severity == Severity::Info {
@@ -136,7 +136,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/class/infiniband/{}/ports/1/state", names[0]),
                 port.map_or_else(String::new, |port| format!("{}, {}", port.state, port.physical_state)),
             )
-            .fix("check cable and switch port; `sudo ip link set INTERFACE up`; `mlxlink -d DEVICE`")
+            .fix(format!("check cable and switch port; `{}`", each(&of_down, "mlxlink -d {}")))
             .root()
             .blocks()
             .on(names),
@@ -193,7 +193,10 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     port.lanes.map_or_else(|| "unknown".to_owned(), |lanes| lanes.to_string())
                 ),
             )
-            .fix("`mlxlink -d DEVICE -m`; reseat or replace the cable; compare the speed set in the switch")
+            .fix(format!(
+                "`{}`; reseat or replace the cable; compare the speed set in the switch",
+                each(&pci_addresses(slow.iter().map(|(nic, ..)| *nic)), "mlxlink -d {} -m")
+            ))
             .root()
             .slows()
             .on(slow.iter().map(|(nic, ..)| nic.name.clone())),
@@ -209,7 +212,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("The switch, its port or the cable may be older or set to a lower speed; some cards of this model have a lower rated speed.")
         .seen(format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number), format!("{rate} Gb/s"))
-        .fix("`mlxlink -d DEVICE -m`   (what the card supports, what the cable allows, what the switch offers)")
+        .fix(format!("`{}`   (what the card supports, what the cable allows, what the switch offers)", each(&pci_addresses(below.iter().map(|(nic, ..)| *nic)), "mlxlink -d {} -m")))
         .root();
         let finding = if severity == Severity::Warning { finding.slows() } else { finding };
         found.push(finding.on(below.iter().map(|(nic, ..)| nic.name.clone())));
@@ -234,6 +237,22 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .on(unread.iter().map(|(nic, _)| nic.name.clone())),
         );
     }
+}
+
+/// Priority 3 without loss, by DSCP.
+const PFC: &str = "mlnx_qos -i {} --trust dscp --pfc 0,0,0,1,0,0,0,0";
+
+/// Names of the interfaces of ports; where one is not known, what finds it.
+fn netdevs<'a>(ports: impl Iterator<Item = (&'a Nic, &'a Port)>) -> Vec<String> {
+    let unknown = |nic: &Nic| format!("$(ls /sys/class/infiniband/{}/device/net)", nic.name);
+    ports
+        .map(|(nic, port)| port.netdev.as_ref().map_or_else(|| unknown(nic), |netdev| netdev.name.clone()))
+        .collect()
+}
+
+/// What mlxlink takes: PCI addresses.
+fn pci_addresses<'a>(nics: impl Iterator<Item = &'a Nic>) -> Vec<String> {
+    nics.map(|nic| nic.address.clone().unwrap_or_else(|| nic.name.clone())).collect()
 }
 
 /// Whether an InfiniBand link runs with fewer lanes than ports of its speed have: four, or two
@@ -266,19 +285,12 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some((nic, port)) = small.first() {
         let names: Vec<_> = small.iter().map(|(nic, port)| name(nic, port)).collect();
         let mtu = port.active_mtu.get().unwrap_or(0);
-        let full = Port { active_mtu: nobounce_topology::facts::Read::Yes(4096), ..(*port).clone() };
-        let loss = match (bandwidth::port(port), bandwidth::port(&full)) {
-            (Some(now), Some(could)) => {
-                format!("At best {now:.1} instead of {could:.1} GB/s, and four times as many packets.")
-            }
-            _ => "Costs 5 to 8 % of the bandwidth, and four times as many packets.".to_owned(),
-        };
         let finding = Finding::new(
             "mtu-small",
             Severity::Warning,
             format!("{}: RDMA packets carry only {mtu} bytes", list(&names)),
         )
-        .why(loss);
+        .why("Headers take a larger part of the link, and a message takes several times as many packets.");
         let finding = match &port.netdev {
             Some(netdev) if port.is_ethernet() => finding
                 .seen(
@@ -286,8 +298,8 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     netdev.mtu.get().map_or_else(|| "unread".to_owned(), |mtu| mtu.to_string()),
                 )
                 .fix(format!(
-                    "`sudo ip link set {} mtu 9000`   (and on every switch on the path)",
-                    netdev.name
+                    "`{}`   (and on every switch on the path)",
+                    each(&netdevs(small.iter().copied()), "sudo ip link set {} mtu 9000")
                 )),
             _ => finding
                 .seen(format!("ibv_devinfo -d {}", nic.name), format!("active_mtu {mtu}"))
@@ -346,7 +358,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("roce-flow-control", Severity::Info, format!("{}: {}", list(&names), if ecn_off { "neither PFC nor ECN is on" } else { "PFC is off, and ECN could not be read" }))
                 .why("No losses so far. With several senders, switches will drop packets, and each loss is expensive for RoCE.")
                 .seen("PFC, ECN", if ecn_off { "off, off" } else { "off, unread" })
-                .fix("`mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0`   (and the same priority in every switch)")
+                .fix(format!("`{}`   (and the same priority in every switch)", each(&netdevs(lossy.iter().map(|(nic, port, ..)| (*nic, *port))), PFC)))
                 .root()
                 .on(names),
         );
@@ -367,7 +379,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         }
         found.push(
             finding
-                .fix("`mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0`   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)")
+                .fix(format!("`{}`   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)", each(&netdevs(open.iter().copied()), PFC)))
                 .root()
                 .slows()
                 .on(names),

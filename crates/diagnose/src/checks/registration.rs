@@ -92,7 +92,7 @@ impl Cause<'_> {
     }
 }
 
-const STAGED: &str = "Without peer memory and dma-buf every byte is copied through host memory: a third to half of the bandwidth, and three to five times the latency of short messages.";
+const STAGED: &str = "Without peer memory and dma-buf every byte is copied through host memory.";
 const DMA_BUF_WORKS: &str = "dma-buf works here. Programs that support only peer memory (NCCL before 2.13, UCX before 1.14, perftest without --use_cuda_dmabuf) still stage or fail.";
 const PEER_MEMORY_WORKS: &str = "Peer memory works here, and NCCL, UCX and perftest use it. Only programs that need dma-buf (perftest with --use_cuda_dmabuf) fail.";
 
