@@ -34,9 +34,20 @@ pub struct Diagnosis {
 /// Runs all checks.
 #[must_use]
 pub fn diagnose(facts: &Facts) -> Diagnosis {
+    with_findings(facts, Vec::new())
+}
+
+/// The same, with what differs from the machine at the other end.
+#[must_use]
+pub fn diagnose_with_peer(facts: &Facts, peer: &Facts) -> Diagnosis {
+    with_findings(facts, checks::peer::compare(facts, peer))
+}
+
+fn with_findings(facts: &Facts, more: Vec<Finding>) -> Diagnosis {
     let facts = &facts.clone().in_order();
     let analysis = Analysis::of(facts);
     let mut findings = checks::run(&analysis);
+    findings.extend(more);
     let mut verdicts = verdict::of(&analysis, &findings);
     severity::settle(&mut findings, &verdicts);
     let mut findings = fold::fold(findings, &verdicts);

@@ -48,7 +48,7 @@ pub enum Effect {
     Slows,
     /// The path is direct, and a library stages all the same.
     Stages,
-    /// Bytes cannot go the direct way.
+    /// Bytes cannot go the direct way, or are not safe on it.
     Blocks,
 }
 

@@ -43,6 +43,6 @@ mod ucx;
 pub mod verdict;
 mod words;
 
-pub use diagnosis::{Diagnosis, diagnose};
+pub use diagnosis::{Diagnosis, diagnose, diagnose_with_peer};
 pub use report::{Style, report};
 pub use storage_report::storage_report;

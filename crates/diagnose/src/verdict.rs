@@ -10,7 +10,7 @@ use nobounce_predict::parts::{Parts, Spec};
 use nobounce_predict::slot::Slot;
 use nobounce_predict::staging::staged;
 use nobounce_topology::analysis::{Analysis, Pair};
-use nobounce_topology::facts::Port;
+use nobounce_topology::facts::{Port, Transfer};
 use nobounce_topology::methods::Answer;
 use nobounce_topology::tree::Distance;
 use nobounce_topology::usable;
@@ -250,7 +250,9 @@ fn window_path(pair: &Pair<'_>) -> Judged {
 }
 
 /// Findings about one method of registration begin so: they do not block, another one may work.
-const OF_METHODS: [&str; 15] = [
+const OF_METHODS: [&str; 16] = [
+    // It concerns single pairs of the GPU.
+    "moves-no-data",
     "nic-no-dmabuf",
     "peermem",
     "dmabuf",
@@ -277,6 +279,12 @@ fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Findin
             blocks.push(why);
         }
     }
+    // A pair that registers may still move nothing.
+    let of_pair = |transfer: &&Transfer| transfer.gpu == pair.gpu.address && transfer.nic == pair.nic.name;
+    let failed = facts.transfers.iter().filter(of_pair).find(|transfer| !transfer.probe.ok);
+    blocks.extend(
+        failed.map(|transfer| format!("it registers, but moves no bytes: {}", transfer.probe.detail)),
+    );
     for finding in findings.iter().filter(|finding| {
         let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
         finding.library.is_none() && (blocks || finding.id == "port-down")

@@ -3,7 +3,7 @@
 #[path = "common/edit.rs"]
 mod edit;
 
-use nobounce_diagnose::{Style, diagnose, report};
+use nobounce_diagnose::{Style, diagnose, diagnose_with_peer, report};
 use nobounce_topology::facts::Facts;
 use nobounce_topology::machines;
 use serde_json::{Value, json};
@@ -167,4 +167,17 @@ fn a_gpu_has_one_name() {
         diagnosis.findings[0].cost.as_ref().is_some_and(|cost| cost.starts_with("GPU ")),
         "{diagnosis:#?}"
     );
+}
+
+#[test]
+fn the_facts_of_the_peer_show_what_differs() {
+    let own = machines::machine("hgx-h100-roce").unwrap();
+    assert_eq!(diagnose_with_peer(&own, &own).ids(), diagnose(&own).ids());
+    let set = [("/nics/*/ports/*/active_mtu", json!(1024)), ("/libraries/nccl/version", json!("2.20.5"))];
+    let peer = facts("hgx-h100-roce", &[], &set);
+    let ids: Vec<_> = diagnose_with_peer(&own, &peer).ids().into_iter().map(|(id, _)| id).collect();
+    assert!(ids.contains(&"peer-mtu") && ids.contains(&"peer-version"), "{ids:?}");
+    let other = machines::machine("dgx-h100").unwrap();
+    let found = diagnose_with_peer(&own, &other).findings;
+    assert_eq!(found[0].id, "peer-link-layer", "{found:?}");
 }

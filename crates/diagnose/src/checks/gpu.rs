@@ -202,6 +202,18 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Some(_) => {}
         }
     }
+    let dwords =
+        facts.kernel.nvidia.known().and_then(|module| module.as_ref()?.parameters.get("RegistryDwords"));
+    if let Some(dwords) = dwords.filter(|dwords| dwords.replace(' ', "").contains("RmForceDisableIomapWC=1"))
+    {
+        found.push(
+            Finding::new("bar1-uncached", Severity::Warning, "the driver maps BAR1 uncached: the CPU's window onto GPU memory is slow")
+                .why("RmForceDisableIomapWC=1 switches write combining off, as GPUDirect Storage by P2PDMA requires on x86. Stores of nobounce's software NIC and of GDRCopy then go word by word; adapters are not concerned.")
+                .seen("/proc/driver/nvidia/params: RegistryDwords", dwords.clone())
+                .fix("remove RmForceDisableIomapWC from NVreg_RegistryDwords in /etc/modprobe.d unless GPUDirect Storage needs it")
+                .reboot(),
+        );
+    }
     let blocked: Vec<&Gpu> =
         facts.gpus.iter().filter(|gpu| gpu.window_probe.known().is_some_and(|probe| !probe.ok)).collect();
     if let Some(first) = blocked.first()

@@ -6,9 +6,12 @@ mod gid;
 mod gpu;
 mod iommu;
 mod kernel_log;
+mod known_bad;
+mod moved;
 mod nccl_env;
 mod other_env;
 mod pcie;
+pub(crate) mod peer;
 mod peer_module;
 mod place;
 mod port;
@@ -23,7 +26,7 @@ use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 13] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 15] = [
         driver::check,
         registration::check,
         gpu::check,
@@ -37,6 +40,8 @@ pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
         ucx_env::check,
         other_env::check,
         kernel_log::check,
+        known_bad::check,
+        moved::check,
     ];
     let mut found: Vec<Finding> = checks.iter().flat_map(|check| check(analysis)).collect();
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));

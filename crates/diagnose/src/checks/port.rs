@@ -10,6 +10,7 @@ use nobounce_topology::facts::{Nic, Port};
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     states(analysis, &mut found);
+    managers(analysis, &mut found);
     rates(analysis, &mut found);
     sizes(analysis, &mut found);
     losses(analysis, &mut found);
@@ -141,6 +142,39 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .blocks()
             .on(names),
     );
+}
+
+/// Active InfiniBand ports that no subnet manager looks after.
+fn managers(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let lost: Vec<_> = hardware(analysis)
+        .filter(|(_, port)| port.is_active() && !port.is_ethernet())
+        .filter(|(_, port)| port.sm_lid.get() == Some(0) || matches!(port.lid.get(), Some(0 | 0xffff)))
+        .collect();
+    if let Some((nic, port)) = lost.first() {
+        let names: Vec<_> = lost.iter().map(|(nic, port)| name(nic, port)).collect();
+        found.push(
+            Finding::new(
+                "port-no-sm",
+                Severity::Warning,
+                format!("{}: active, but without an address or a subnet manager", list(&names)),
+            )
+            .why(
+                "Connections over the port fail or are not routed until a subnet manager sweeps the network.",
+            )
+            .seen(
+                format!("/sys/class/infiniband/{}/ports/{}", nic.name, port.number),
+                format!(
+                    "lid {:#x}, sm_lid {:#x}",
+                    port.lid.get().unwrap_or(0),
+                    port.sm_lid.get().unwrap_or(0)
+                ),
+            )
+            .fix("start a subnet manager on one node, or in the switch: `sudo systemctl start opensm`")
+            .root()
+            .slows()
+            .on(lost.iter().map(|(nic, _)| nic.name.clone())),
+        );
+    }
 }
 
 fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {

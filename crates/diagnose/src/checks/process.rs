@@ -77,6 +77,11 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .seen("libibverbs.so.1", "not found")
                 .fix("`apt install libibverbs1 ibverbs-providers`   (dnf: libibverbs rdma-core; in the container's image)")
                 .root(),
+            "verbs-provider" => Finding::new("verbs-provider", severity, format!("{who}: libibverbs has no provider for {}", one_or(&hit, "it", "them")))
+                .why("The kernel shows the adapter and its file opens, but libibverbs does not list it: NCCL and UCX silently use TCP.")
+                .seen("ibv_get_device_list", why.clone())
+                .fix("`sudo apt install ibverbs-providers`   (dnf: rdma-core; in the container's image, in the version of its libibverbs)")
+                .root(),
             "no-uverbs" => Finding::new("no-uverbs", severity, format!("{who}: {why}"))
                 .why("User-space programs cannot use the adapter.")
                 .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), why.clone())

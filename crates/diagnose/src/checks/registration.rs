@@ -9,7 +9,7 @@ use super::{list, one_or};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::adapters;
 use nobounce_topology::analysis::{Analysis, Pair};
-use nobounce_topology::facts::GpuVendor;
+use nobounce_topology::facts::{GpuVendor, Registration};
 use nobounce_topology::gpudirect;
 use nobounce_topology::methods::Answer;
 use nobounce_topology::usable;
@@ -43,6 +43,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     for (id, cause) in &causes {
         found.extend(finding(analysis, id, cause));
     }
+    sizes(analysis, &mut found);
     unproven(analysis, &mut found);
     modules(analysis, &mut found);
     found
@@ -317,6 +318,33 @@ fn module_line(analysis: &Analysis<'_>) -> String {
         };
         format!("{} ({kind})", module.version)
     })
+}
+
+/// Pairs that register little memory and refuse more.
+fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let all = &analysis.facts.registrations;
+    let smaller = |failed: &Registration| {
+        let works = |r: &&Registration| {
+            r.probe.ok
+                && r.bytes < failed.bytes
+                && (&r.gpu, &r.nic, &r.way) == (&failed.gpu, &failed.nic, &failed.way)
+        };
+        all.iter().filter(works).map(|r| r.bytes).max()
+    };
+    let hit: Vec<_> =
+        all.iter().filter(|r| !r.probe.ok).filter_map(|failed| Some((failed, smaller(failed)?))).collect();
+    let Some((first, works)) = hit.first() else { return };
+    let mut names: Vec<String> = hit.iter().map(|(failed, _)| failed.gpu.clone()).collect();
+    names.dedup();
+    let (works, fails) = (super::bytes(*works), super::bytes(first.bytes));
+    found.push(
+        Finding::new("registration-size", Severity::Warning, format!("{}: {works} of memory can be registered, {fails} cannot", list(&names)))
+            .why("Programs that register large buffers fail although a test with a small one works: BAR1, the limit of locked memory, or the adapter's tables are too small.")
+            .seen(format!("{} of {fails} with {}", first.way, first.nic), first.probe.detail.clone())
+            .fix("`nvidia-smi -q -d MEMORY | grep -A3 BAR1; ulimit -l`")
+            .slows()
+            .on(names),
+    );
 }
 
 /// No method is proven, and none is refused for certain.

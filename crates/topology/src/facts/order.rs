@@ -27,6 +27,7 @@ impl Facts {
         self.registrations.sort_by(|a, b| {
             (&a.gpu, natural(&a.nic), &a.way, a.bytes).cmp(&(&b.gpu, natural(&b.nic), &b.way, b.bytes))
         });
+        self.transfers.sort_by(|a, b| (&a.gpu, natural(&a.nic)).cmp(&(&b.gpu, natural(&b.nic))));
         self.machine.numa.sort_by_key(|node| node.id);
         if let Read::Yes(nodes) = &mut self.devices {
             nodes.sort_by(|a, b| a.path.cmp(&b.path));
