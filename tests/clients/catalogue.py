@@ -12,6 +12,10 @@ class Client:
     always_nb0 = False
     # It ignores loopback addresses.
     needs_interface = False
+    # It moves GPU memory and no other; its own TCP does, too.
+    gpu_only, tcp_moves_gpu = False, True
+    # Its package for GPU memory, and the packages besides; None where it is not tried with such memory.
+    gpu_packages = None
 
     def __init__(self, name, packages, script, tcp, settings=None):
         self.name, self.packages, self.script = name, packages, os.path.join(HERE, script)
@@ -31,8 +35,8 @@ class Pair(Client):
     # Numbers of parts of a transfer, where not all of the runner's.
     counts = None
 
-    def __init__(self, name, packages, script, tcp, tcp_options=(), patience=(10, 10)):
-        super().__init__(name, packages, script, tcp)
+    def __init__(self, name, packages, script, tcp, tcp_options=(), patience=(10, 10), settings=None):
+        super().__init__(name, packages, script, tcp, settings)
         self.tcp_options = list(tcp_options)
         # Seconds until it must report a dead peer: killed, stopped. None: it never does, on any adapter.
         self.patience = patience
@@ -81,16 +85,21 @@ def use_ucx_of_mpich(folder):
 
 
 NIXL = Pair("NIXL", ["--no-deps", "nixl-cu13"], "nixl_peer.py", {"UCX_TLS": "tcp,self"})
-NIXL.is_quick = True
+NIXL.is_quick, NIXL.gpu_packages = True, ["nixl-cu13"]
 # It tries to connect anew to a stopped peer until its own time for a transfer is over (MC_TRANSFER_TIMEOUT, 30 s).
 MOONCAKE = Pair(
     "Mooncake", ["--no-deps", "mooncake-transfer-engine-non-cuda"], "mooncake_peer.py", {}, ["--protocol", "tcp"], patience=(10, 31))
+MOONCAKE.gpu_packages = ["mooncake-transfer-engine-cuda13"]
+# Its CUDA runtime is older than PyTorch's. It has no TCP of its own for pairs.
+UCCL = Pair("UCCL", ["--no-deps", "uccl", "nvidia-cuda-runtime-cu12"], "uccl_peer.py", {}, settings={"UCCL_SOCKET_IFNAME": "lo"})
+UCCL.gpu_only, UCCL.tcp_moves_gpu, UCCL.gpu_packages = True, False, UCCL.packages[1:]
 STORE = Group("Mooncake store", MOONCAKE.packages, "mooncake_store.py", {})
 STORE.home, STORE.rows = MOONCAKE.home, 2
 # It logs an error completion and leaves its caller waiting. Its store needs an RDMA device for TCP, too. (Its libuv must be uvloop's.)
 INFINISTORE = Pair(
     "InfiniStore", ["--no-deps", "infinistore", "uvloop==0.21.0"], "infinistore_peer.py", {}, ["--protocol", "tcp"], patience=None)
 INFINISTORE.always_nb0, INFINISTORE.counts = True, "256"  # thousands of keys stop its TCP
+INFINISTORE.tcp_moves_gpu, INFINISTORE.gpu_packages = False, INFINISTORE.packages[1:]
 UCXX = Pair("UCXX", ["ucxx-cu12", "distributed-ucxx-cu12", "mpich"], "ucxx_peer.py", {"UCX_TLS": "tcp,self"})
 DASK = Group("Dask", UCXX.packages, "dask_cluster.py", {})
 DASK.home, DASK.package = UCXX.home, "distributed"
@@ -107,4 +116,4 @@ OPEN_MPI = Mpi(
 # Without I_MPI_FABRICS ranks of one machine use its own shared memory.
 INTEL_MPI = Mpi("Intel MPI", ["impi-rt"], {"I_MPI_OFI_PROVIDER": "tcp"}, {"I_MPI_FABRICS": "ofi"})
 INTEL_MPI.needs_interface = True
-ALL = [NIXL, MOONCAKE, STORE, INFINISTORE, UCXX, DASK, TENSORPIPE, RAY, MPICH, OPEN_MPI, INTEL_MPI]
+ALL = [NIXL, MOONCAKE, UCCL, STORE, INFINISTORE, UCXX, DASK, TENSORPIPE, RAY, MPICH, OPEN_MPI, INTEL_MPI]

@@ -96,7 +96,7 @@ def initiator(args, memory):
 
 def main():
     args = options("rdma")
-    target() if args.role == "target" else initiator(args, Memory(args.bytes, False))
+    target() if args.role == "target" else initiator(args, Memory(args.bytes, args.gpu))
 
 
 main()

@@ -66,6 +66,8 @@ def initiator(args, engine, memory):
 
 def main():
     args = options("rdma")
+    memory = Memory(args.bytes, args.gpu)  # loads the CUDA runtime that the engine is linked with
+    memory.fill(-1)
     from mooncake.engine import TransferEngine
 
     engine = TransferEngine()
@@ -73,8 +75,6 @@ def main():
     code = engine.initialize("127.0.0.1", "P2PHANDSHAKE", args.protocol, device)
     if code != 0:
         sys.exit(f"initialize: {code}")
-    memory = Memory(args.bytes, args.gpu)
-    memory.fill(-1)
     code = engine.register_memory(memory.address, memory.length)
     if code != 0:
         sys.exit(f"register_memory: {code}")

@@ -6,67 +6,17 @@
 //! field, `-` a new one at the end; `finds` is the complete set of findings. What a thread does not
 //! tell (versions, models, the rest of the machine) is the base's or ours.
 
-#[path = "common/edit.rs"]
-mod edit;
+#[path = "common/cases.rs"]
+mod cases;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use nobounce_diagnose::diagnose;
 use nobounce_diagnose::finding::FixPart;
-use nobounce_topology::facts::Facts;
 use nobounce_topology::machines;
-use serde::Deserialize;
-use serde_json::Value;
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Case {
-    /// The public thread it is taken from.
-    thread: String,
-    /// What was wrong there.
-    says: String,
-    base: String,
-    #[serde(default)]
-    set: Vec<(String, Value)>,
-    #[serde(default)]
-    remove: Vec<String>,
-    /// `error peermem-not-loaded`, ...: all of them.
-    finds: Vec<String>,
-    /// The paths of GPUs with their best adapter: all kinds that occur.
-    paths: Vec<String>,
-    /// What NCCL does with them: all kinds that occur.
-    #[serde(default)]
-    nccl: Option<Vec<String>>,
-    /// What UCX does with them.
-    #[serde(default)]
-    ucx: Option<Vec<String>>,
-    /// Whether exit code 1 follows; where it is left out, it does if there is an error.
-    #[serde(default)]
-    lost: Option<bool>,
-}
-
-fn apply(case: &Case) -> Facts {
-    let facts =
-        machines::machine(&case.base).unwrap_or_else(|| panic!("{}: no machine {}", case.thread, case.base));
-    edit::edit(&facts, &case.remove, &case.set, &case.thread)
-}
-
-fn all() -> Vec<(String, Case)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    files
-        .iter()
-        .flat_map(|path| {
-            let text = std::fs::read_to_string(path).unwrap();
-            let cases: Vec<Case> =
-                serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            cases.into_iter().map(move |case| (name.clone(), case))
-        })
-        .collect()
-}
+use cases::{all, apply};
 
 fn kind<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_value(value).unwrap().as_str().unwrap().to_owned()

@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail};
+use nobounce::{Device, GpuOptions};
+use nobounce_transfer::View;
 use plotters::style::RGBColor;
 
 use super::args::BenchArgs;
@@ -14,6 +16,26 @@ use super::{free_loopback, save, writable};
 
 pub(crate) const LINK: &str = "NOBOUNCE_LINK";
 const ADDR: &str = "NOBOUNCE_ADDR";
+
+/// Bytes of the memory that a rank offers or uses.
+pub(crate) const MEMORY: u64 = 64 << 20;
+
+/// The device of a rank.
+pub(crate) fn open(gpu: Option<i32>) -> anyhow::Result<Device> {
+    Ok(match gpu {
+        Some(gpu) => Device::open_near_gpu(gpu)?,
+        None => Device::open()?,
+    })
+}
+
+/// Memory of a rank.
+pub(crate) fn memory(device: &Device, gpu: Option<i32>) -> anyhow::Result<View> {
+    let len = usize::try_from(MEMORY)?;
+    Ok(View::of(match gpu {
+        Some(gpu) => device.register_gpu_on(gpu, len, GpuOptions::default())?,
+        None => device.register(len)?,
+    }))
+}
 
 /// `auto` is shared memory between two processes of one machine.
 pub(crate) fn link_name(link: &str) -> &str {

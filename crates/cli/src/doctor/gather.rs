@@ -112,3 +112,51 @@ fn try_lock() -> Probe {
     unsafe { libc::munmap(memory, LOCKED) };
     probe
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    /// Lines of the kernel's log in a recorded case: as a changed path, or as a fact.
+    fn lines(value: &Value, found: &mut Vec<String>) {
+        let texts = |value: &Value| -> Vec<String> {
+            let items = value.as_array().into_iter().flatten();
+            items.filter_map(Value::as_str).map(str::to_owned).collect()
+        };
+        match value {
+            Value::Array(items) if items.first().and_then(Value::as_str) == Some("/kernel/log") => {
+                found.extend(items.get(1).map(texts).unwrap_or_default());
+            }
+            Value::Array(items) => items.iter().for_each(|item| lines(item, found)),
+            Value::Object(fields) => {
+                found.extend(
+                    fields.get("kernel").and_then(|kernel| kernel.get("log")).map(texts).unwrap_or_default(),
+                );
+                fields.values().for_each(|field| lines(field, found));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn recorded_lines_of_the_kernels_log_are_lines_that_are_gathered() {
+        let tests = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../diagnose/tests");
+        let mut found = Vec::new();
+        for folder in ["cases", "corpus/threads", "corpus/unseen"] {
+            for entry in std::fs::read_dir(tests.join(folder)).unwrap() {
+                let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+                // Beside the cases there are texts about them.
+                if let Ok(cases) = serde_json::from_str(&text) {
+                    lines(&cases, &mut found);
+                }
+            }
+        }
+        assert!(found.len() > 5, "{found:?}");
+        let foreign: Vec<_> = found
+            .iter()
+            .filter(|line| !WORDS.iter().any(|word| line.to_ascii_lowercase().contains(word)))
+            .collect();
+        assert!(foreign.is_empty(), "{foreign:#?}");
+    }
+}

@@ -53,8 +53,16 @@ pub(super) struct Cold {
 /// A read from a file server, by size; median microseconds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Remote {
+    /// Bytes of each range.
     pub(super) bytes: u64,
+    /// Ranges of one request.
+    #[serde(default = "one")]
+    pub(super) ranges: u64,
     pub(super) read_us: f64,
-    /// A WRITE of as many bytes of host memory to the same kind of memory.
+    /// WRITEs of the same ranges from host memory to the same kind of memory.
     pub(super) write_us: f64,
+}
+
+const fn one() -> u64 {
+    1
 }

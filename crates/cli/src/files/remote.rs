@@ -5,40 +5,27 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use nobounce::{Device, GpuOptions};
+use nobounce::Device;
 use nobounce_storage::{FileClient, FileRange, FileServer, ServerOptions};
-use nobounce_transfer::{Agent, AgentOptions, Notify, Piece, View};
+use nobounce_transfer::{Agent, AgentOptions, Notify, Piece};
 
 use super::figures::{LinkFigures, Remote};
 use super::local::{self, Local};
 use super::{DONE, FILE_LEN, NAME};
+use crate::bench::ranks::{memory, open, size};
 
 const SOON: Duration = Duration::from_secs(60);
 /// The second process ends after this long, whatever happens.
 const MOST: Duration = Duration::from_secs(300);
-const SIZES: [u64; 4] = [64 << 10, 1 << 20, 16 << 20, 64 << 20];
-/// Bytes of the memory that is written to.
-const MEMORY: u64 = 64 << 20;
+/// Bytes of a range, and ranges of one request.
+const REQUESTS: [(u64, u64); 6] =
+    [(64 << 10, 1), (1 << 20, 1), (16 << 20, 1), (64 << 20, 1), (64 << 10, 256), (1 << 20, 64)];
 
 /// What would be measured.
 pub(super) fn cases() -> String {
-    let sizes: Vec<_> = SIZES.iter().map(|bytes| crate::bench::ranks::size(*bytes)).collect();
+    let name = |&(bytes, ranges): &(u64, u64)| format!("{ranges} x {}", size(bytes));
+    let sizes: Vec<_> = REQUESTS.iter().map(name).collect();
     format!("from a file server in another process, over shared memory and UDP: {}\n", sizes.join(", "))
-}
-
-fn open(gpu: Option<i32>) -> anyhow::Result<Device> {
-    Ok(match gpu {
-        Some(gpu) => Device::open_near_gpu(gpu)?,
-        None => Device::open()?,
-    })
-}
-
-fn memory(device: &Device, gpu: Option<i32>) -> anyhow::Result<View> {
-    let len = usize::try_from(MEMORY)?;
-    Ok(View::of(match gpu {
-        Some(gpu) => device.register_gpu_on(gpu, len, GpuOptions::default())?,
-        None => device.register(len)?,
-    }))
 }
 
 /// Rank 1: serves the directory until rank 0 is done.
@@ -90,19 +77,23 @@ fn compare(device: &Device, meet: SocketAddr, gpu: Option<i32>) -> anyhow::Resul
     let (source, remote) = (memory(device, None)?, peer.region("memory", SOON)?);
     ensure!(client.stat(NAME, SOON)? == FILE_LEN, "another file than expected");
     let mut found = Vec::new();
-    for bytes in SIZES {
-        let read_us = local::time(bytes, |at| {
-            let range = FileRange { offset: at, len: bytes, memory: 0 };
-            let moved = client.read(&target, &[(NAME, &[range])])?.wait(SOON)?;
-            ensure!(moved == bytes, "{moved} bytes instead of {bytes}");
+    for (bytes, ranges) in REQUESTS {
+        // In memory in another order than in the file: nothing is merged.
+        let place = |number: u64| (ranges - 1 - number) * bytes;
+        let read_us = local::time(ranges * bytes, |at| {
+            let range = |number| FileRange { offset: at + number * bytes, len: bytes, memory: place(number) };
+            let list: Vec<_> = (0..ranges).map(range).collect();
+            let moved = client.read(&target, &[(NAME, &list)])?.wait(SOON)?;
+            ensure!(moved == ranges * bytes, "{moved} bytes instead of {ranges} x {bytes}");
             Ok(())
         })?;
-        let write_us = local::time(bytes, |_| {
-            let piece = Piece { local: 0, remote: 0, len: bytes };
-            peer.write_list(&source, &remote, &[piece], Notify::Nothing)?.wait(SOON)?;
+        let piece = |number| Piece { local: number * bytes, remote: place(number), len: bytes };
+        let pieces: Vec<_> = (0..ranges).map(piece).collect();
+        let write_us = local::time(ranges * bytes, |_| {
+            peer.write_list(&source, &remote, &pieces, Notify::Nothing)?.wait(SOON)?;
             Ok(())
         })?;
-        found.push(Remote { bytes, read_us, write_us });
+        found.push(Remote { bytes, ranges, read_us, write_us });
     }
     Ok(found)
 }

@@ -54,11 +54,15 @@ fn local(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
 
 fn remote(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
     writeln!(out, "\nfrom a file server, over {}", link_name(&link.link))?;
-    writeln!(out, "  {:>8} {:>10} {:>8}  {:>22}", "bytes", "us", "GB/s", "of a WRITE from memory")?;
+    writeln!(out, "  {:>14} {:>10} {:>8}  {:>22}", "bytes", "us", "GB/s", "of a WRITE from memory")?;
     for one in &link.remote {
-        let speed = figure(float(one.bytes) / one.read_us / 1e3);
+        let speed = figure(float(one.ranges * one.bytes) / one.read_us / 1e3);
+        let bytes = match one.ranges {
+            1 => size(one.bytes),
+            ranges => format!("{ranges} x {}", size(one.bytes)),
+        };
         let (us, of_write) = (figure(one.read_us), one.write_us / one.read_us);
-        writeln!(out, "  {:>8} {us:>10} {speed:>8}  {of_write:>22.2}", size(one.bytes))?;
+        writeln!(out, "  {bytes:>14} {us:>10} {speed:>8}  {of_write:>22.2}")?;
     }
     Ok(())
 }
@@ -81,7 +85,10 @@ mod tests {
             link: name.to_owned(),
             cached: vec![cached(4096, gpu), cached(1 << 20, gpu)],
             cold: gpu.then_some(Cold { read_gbytes_per_s: 1.9, disk_gbytes_per_s: 2.0 }),
-            remote: vec![Remote { bytes: 1 << 20, read_us: 120.0, write_us: 110.0 }],
+            remote: vec![
+                Remote { bytes: 1 << 20, ranges: 1, read_us: 120.0, write_us: 110.0 },
+                Remote { bytes: 64 << 10, ranges: 256, read_us: 1700.0, write_us: 1500.0 },
+            ],
         };
         let report = |gpu: bool| Report {
             schema: SCHEMA.to_owned(),

@@ -4,17 +4,16 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use nobounce::{ConnectOptions, Device, GpuOptions};
+use nobounce::ConnectOptions;
 use nobounce_transfer::{Agent, AgentOptions, Notify, Pages, Peer, Piece, Remote, Transfer, View};
 
 use super::figures::{LinkFigures, List, Requests};
 use super::workload::{Pool, shuffled};
 use crate::bench::model::float;
+use crate::bench::ranks::{MEMORY, memory, open};
 use crate::bench::stats::{Percentiles, median};
 
 const SOON: Duration = Duration::from_secs(60);
-/// Bytes of the memory at each end.
-const MEMORY: u64 = 64 << 20;
 /// Page lists: bytes of a page, and pages.
 const LISTS: [(u64, u64); 4] = [(4 << 10, 4096), (16 << 10, 4096), (64 << 10, 1024), (256 << 10, 256)];
 /// Tokens of a page, of servers that are in use.
@@ -37,22 +36,6 @@ pub(super) fn cases() -> String {
         text += &format!("requests: {AT_ONCE:?} at once, layer by layer, pages of {tokens} tokens\n");
     }
     text
-}
-
-/// Device, agent options and memory of either process.
-fn open(gpu: Option<i32>) -> anyhow::Result<Device> {
-    Ok(match gpu {
-        Some(gpu) => Device::open_near_gpu(gpu)?,
-        None => Device::open()?,
-    })
-}
-
-fn memory(device: &Device, gpu: Option<i32>) -> anyhow::Result<View> {
-    let len = usize::try_from(MEMORY)?;
-    Ok(View::of(match gpu {
-        Some(gpu) => device.register_gpu_on(gpu, len, GpuOptions::default())?,
-        None => device.register(len)?,
-    }))
 }
 
 /// Rank 1: offers its memory until rank 0 has closed.

@@ -58,6 +58,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "PATH", value_parser = ["direct"])]
     pub(crate) require: Option<String>,
 
+    /// Serve the program's cuFile calls (GPUDirect Storage) with this project's libcufile: no
+    /// nvidia-fs, and the last line has the path of the bytes
+    #[arg(long)]
+    pub(crate) cufile: bool,
+
     /// Log level of the device in each process, on stderr: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,

@@ -8,6 +8,8 @@ pub(crate) const VARIABLE: &str = "NOBOUNCE_DROPIN";
 pub(crate) const PRELOAD: &str = "libnobounce-paths.so";
 /// Preloaded on machines with GPUs.
 pub(crate) const VMM: &str = "libnobounce-vmm.so";
+/// Preloaded where the user asks for it: its soname is libcufile.so.0.
+pub(crate) const CUFILE: &str = "libnobounce-cufile.so";
 /// Preloaded as well: some programs bring a copy under another name.
 pub(crate) const VERBS: &str = "libibverbs.so.1";
 

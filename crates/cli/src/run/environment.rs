@@ -132,6 +132,10 @@ pub(crate) fn variables(
         vmm if given.gpus > 0 && !is_off => in_front(&vmm, Some(preload)),
         _ => preload,
     };
+    let preload = match args.cufile {
+        true => in_front(&given.dropin.join(dropin::CUFILE), Some(preload)),
+        false => preload,
+    };
     let mut all = vec![
         variable(
             "LD_LIBRARY_PATH",
@@ -272,6 +276,9 @@ mod tests {
             without
         );
         assert_eq!(value(&variables(&RunArgs::default(), &GIVEN(0, 1), |_| None), "LD_PRELOAD"), without);
+        let files = RunArgs { cufile: true, ..RunArgs::default() };
+        let preload = "/lib/nb/libnobounce-cufile.so:/lib/nb/libnobounce-paths.so:/lib/nb/libibverbs.so.1";
+        assert_eq!(value(&variables(&files, &GIVEN(0, 1), |_| None), "LD_PRELOAD"), Some(preload));
         assert_eq!(value(&all, "NCCL_NET_GDR_LEVEL"), None);
         assert_eq!(
             value(&all, "NOBOUNCE_ADDR"),

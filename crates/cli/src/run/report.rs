@@ -2,8 +2,8 @@
 //!
 //! Each device has `PID-N.open` in the folder of the run while it is open, and writes `PID-N.json`
 //! when it closes. If its process died, `PID-N.live` has its counters until shortly before.
-//! `PID.refused` lists what our libraries refused, `PID.told` other errors, and `PID.verbs` the
-//! files whose code looked for verbs devices. docs/reference/json.md has the format.
+//! `PID.refused` lists what our libraries refused, `PID.told` other errors, `PID.files` the bytes
+//! that cuFile moved, and `PID.verbs` the files whose code looked for verbs devices. docs/reference/json.md has the format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -52,7 +52,7 @@ pub(crate) fn read(folder: &Path) -> Totals {
                 totals.cut_short += u64::from(last.is_some());
                 last
             }
-            Some(kind @ ("refused" | "told")) => {
+            Some(kind @ ("refused" | "told" | "files")) => {
                 let prefix = if kind == "refused" { "refused: " } else { "" };
                 for line in fs::read_to_string(&path).unwrap_or_default().lines() {
                     *totals.said.entry(format!("{prefix}{line}")).or_default() += 1;

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use nobounce_memory::FileMapping;
 use nobounce_memory::gpu::{GpuMemory, GpuWindow};
 use nobounce_memory::path::{Mechanism, Reason, Require};
+use nobounce_memory::{AccessError, FileMapping};
 
 use super::FileOptions;
 use super::error::FileError;
@@ -142,5 +142,32 @@ fn store(
         let at = from.start as u64;
         cache.populate(from.clone()).map_err(|source| file.failed("read", at, source))?;
     }
-    window.store(to, cache.source(from)).map_err(|error| FileError::Memory(error.into()))
+    window.store(to, cache.source(from.clone())).map_err(|error| blame(error, cache, from, file))
+}
+
+/// A store fails alike where a page cannot be read from the file and where the memory is gone: only the
+/// former can be populated again.
+fn blame(error: AccessError, cache: &FileMapping, from: Range<usize>, file: &File) -> FileError {
+    let at = from.start as u64;
+    match cache.populate(from) {
+        Err(source) => file.failed("read", at, source),
+        Ok(()) => FileError::Memory(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_cannot_be_read_are_errors_of_the_file() {
+        let path = std::env::temp_dir().join(format!("nobounce-blame-{}", std::process::id()));
+        std::fs::write(&path, [1; 100]).unwrap();
+        let file = File::open(&path).unwrap();
+        let cache = FileMapping::of(file.as_fd(), 16 << 10).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let error = |from| blame(AccessError::Faulted { address: 0 }, &cache, from, &file);
+        assert!(matches!(error(8 << 10..9 << 10), FileError::Io { .. }));
+        assert!(matches!(error(0..100), FileError::Memory(_)));
+    }
 }

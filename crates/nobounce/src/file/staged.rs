@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
@@ -43,7 +44,11 @@ pub(super) fn read(memory: &GpuMemory, file: &File, at: u64, range: Range<usize>
             let (waiting, filled) = (&waiting, filled.clone());
             let work = move || {
                 while let Ok((piece, mut chunk)) = next(waiting) {
-                    let result = load(file, cache, &piece, &mut chunk);
+                    // A piece that never came back would be waited for without end.
+                    let loaded = catch_unwind(AssertUnwindSafe(|| load(file, cache, &piece, &mut chunk)));
+                    let panicked =
+                        || file.failed("read", piece.file, io::Error::other("its reader panicked"));
+                    let result = loaded.unwrap_or_else(|_| Err(panicked()));
                     if filled.send((piece, chunk, result)).is_err() {
                         break;
                     }

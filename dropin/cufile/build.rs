@@ -1,0 +1,8 @@
+//! Sets the library's soname, and `-z nodelete`: it contains a signal handler and a fork handler.
+
+fn main() {
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcufile.so.0");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // The unwinder is linked in.
+    println!("cargo::rustc-link-search=native={}/../link", env!("CARGO_MANIFEST_DIR"));
+}

@@ -1,0 +1,54 @@
+//! Which way the bytes of this process went: one line for `nobounce run`, and for the log.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nobounce::file::{FileReport, file_counters};
+
+use crate::log;
+
+static UNREGISTERED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts bytes of GPU memory that the program has not registered.
+pub(crate) fn count_unregistered(len: usize) {
+    UNREGISTERED.fetch_add(len as u64, Ordering::Relaxed);
+}
+
+/// Has the line written when the process exits.
+pub(crate) fn at_exit() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the function lives as long: the library is never unloaded.
+        unsafe { libc::atexit(write) };
+    });
+}
+
+extern "C" fn write() {
+    let counters = file_counters();
+    for (what, report) in [("read", &counters.read), ("written", &counters.written)] {
+        if let Some(line) = line(what, report, UNREGISTERED.load(Ordering::Relaxed)) {
+            log::note("files", &line);
+        }
+    }
+}
+
+/// `cuFile read 4096 bytes: window 4096`.
+fn line(what: &str, report: &FileReport, unregistered: u64) -> Option<String> {
+    if report.bytes() == 0 {
+        return None;
+    }
+    let ways = report.paths.list().into_iter().filter(|(_, tally)| tally.bytes > 0);
+    let text = |way: &str, bytes| {
+        if way == "staged" { format!("{bytes} staged") } else { format!("{bytes} by {way}") }
+    };
+    let ways: Vec<_> = ways.map(|(way, tally)| text(way, tally.bytes)).collect();
+    let mut line = format!("cuFile {what} {} bytes: {}", report.bytes(), ways.join(", "));
+    let reasons: Vec<_> = report.staged.iter().map(|staged| staged.reason.to_string()).collect();
+    if !reasons.is_empty() {
+        line.push_str(&format!(" (staged: {})", reasons.join("; ")));
+    }
+    if unregistered > 0 {
+        line.push_str(&format!("; buffers of {unregistered} bytes were not registered (cuFileBufRegister)"));
+    }
+    Some(line)
+}

@@ -1,0 +1,138 @@
+//! What is open and registered.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nobounce::file::{File, LocalMemory};
+
+use crate::abi::Status;
+use crate::log;
+
+/// An open file, and what the program may do with it.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) file: File,
+}
+
+/// Registered memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Buffer {
+    pub(crate) base: u64,
+    pub(crate) memory: Arc<LocalMemory>,
+}
+
+#[derive(Debug)]
+struct Table {
+    /// The process that it belongs to: a child of `fork` has none of its parent's threads and windows.
+    process: u32,
+    /// Calls of `cuFileDriverOpen` without a close.
+    opened: i64,
+    files: BTreeMap<usize, Arc<OpenFile>>,
+    /// The number of the file opened last.
+    last: usize,
+    /// By their first byte.
+    buffers: BTreeMap<u64, Arc<LocalMemory>>,
+    /// Streams that the program has registered: nothing depends on it.
+    streams: HashMap<u64, u32>,
+}
+
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+
+fn with<T>(what: impl FnOnce(&mut Table) -> T) -> T {
+    let mut table: MutexGuard<'_, Option<Table>> = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if table.as_ref().is_none_or(|table| table.process != process) {
+        // The parent's windows and threads are not here: nothing of them may be dropped.
+        std::mem::forget(table.take());
+        let (files, buffers, streams) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
+        *table = Some(Table { process, opened: 0, files, last: 0, buffers, streams });
+    }
+    match &mut *table {
+        Some(table) => what(table),
+        None => unreachable!("it was filled above"),
+    }
+}
+
+/// Counts an open driver.
+pub(crate) fn open() {
+    with(|table| table.opened += 1);
+}
+
+/// Closes it; the last close releases what is registered.
+pub(crate) fn close() -> Result<(), Status> {
+    let left = with(|table| {
+        table.opened =
+            table.opened.checked_sub(1).filter(|opened| *opened >= 0).ok_or(Status::NotInitialized)?;
+        let is_last = table.opened == 0;
+        Ok(is_last.then(|| (std::mem::take(&mut table.files), std::mem::take(&mut table.buffers))))
+    })?;
+    // Windows are unmapped here, without the lock.
+    drop(left);
+    Ok(())
+}
+
+pub(crate) fn use_count() -> i64 {
+    with(|table| table.opened)
+}
+
+/// Stores a file, and returns the pointer that C knows it by. It points to nothing.
+pub(crate) fn add_file(file: OpenFile) -> *mut c_void {
+    with(|table| {
+        table.last += 1;
+        table.files.insert(table.last, Arc::new(file));
+        ptr::without_provenance_mut(table.last)
+    })
+}
+
+pub(crate) fn file(handle: *mut c_void) -> Result<Arc<OpenFile>, Status> {
+    with(|table| table.files.get(&handle.addr()).cloned()).ok_or_else(|| {
+        log::debug(|| {
+            format!("cufile: unknown handle {:#x}: deregistered or never registered", handle.addr())
+        });
+        Status::HandleNotRegistered
+    })
+}
+
+pub(crate) fn remove_file(handle: *mut c_void) -> Option<Arc<OpenFile>> {
+    with(|table| table.files.remove(&handle.addr()))
+}
+
+pub(crate) fn is_registered(base: u64) -> bool {
+    with(|table| table.buffers.contains_key(&base))
+}
+
+pub(crate) fn add_buffer(base: u64, memory: LocalMemory) -> Result<(), Status> {
+    with(|table| {
+        if table.buffers.contains_key(&base) {
+            return Err(Status::AlreadyRegistered);
+        }
+        table.buffers.insert(base, Arc::new(memory));
+        Ok(())
+    })
+}
+
+pub(crate) fn remove_buffer(base: u64) -> Result<(), Status> {
+    let removed = with(|table| table.buffers.remove(&base)).ok_or(Status::NotRegistered)?;
+    drop(removed);
+    Ok(())
+}
+
+/// The registered buffer with all of these bytes.
+pub(crate) fn buffer(addr: u64, len: usize) -> Option<Buffer> {
+    with(|table| {
+        let (base, memory) = table.buffers.range(..=addr).next_back()?;
+        let end = addr.checked_add(len as u64)?;
+        let holds = end <= base + memory.len() as u64;
+        holds.then(|| Buffer { base: *base, memory: memory.clone() })
+    })
+}
+
+pub(crate) fn add_stream(stream: u64, flags: u32) {
+    with(|table| table.streams.insert(stream, flags));
+}
+
+pub(crate) fn remove_stream(stream: u64) -> Result<(), Status> {
+    with(|table| table.streams.remove(&stream)).map(drop).ok_or(Status::InvalidValue)
+}
