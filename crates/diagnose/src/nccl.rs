@@ -290,7 +290,13 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     }
     if far > allowed {
         let which = named_level(facts).map_or("the default", |(name, _)| name);
-        return Use::staged(format!("distance {} is beyond {} ({which})", far.name(), allowed.name()));
+        // The table has the distance by name; NCCL's scale has fewer.
+        let own = pair.distance.map(Distance::name).filter(|own| *own != far.name());
+        let counted = own.map_or_else(
+            || format!("distance {}", far.name()),
+            |own| format!("distance {own}, {} for NCCL,", far.name()),
+        );
+        return Use::staged(format!("{counted} is beyond {} ({which})", allowed.name()));
     }
     if is_on(facts, "NCCL_NET_GDR_READ") == Some(false) {
         return Use::half("receives directly, sends staged: NCCL_NET_GDR_READ=0");

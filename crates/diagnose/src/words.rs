@@ -1,7 +1,7 @@
 //! One name for each device, and one figure for the cost, in all texts.
 
 use crate::finding::{Effect, Finding};
-use crate::verdict::{Verdict, concerns_names};
+use crate::verdict::{UseKind, Verdict, concerns_names};
 use nobounce_topology::facts::Facts;
 
 /// GPUs are named by their number in titles and reasons, as in the table; evidence and commands keep
@@ -40,8 +40,10 @@ fn cost(facts: &Facts, finding: &Finding, verdicts: &[Verdict]) -> Option<String
     let worst = verdicts
         .iter()
         .filter(|verdict| verdict.best && concerns_names(finding, &verdict.gpu, &verdict.nic))
+        // Where no library uses the adapter, its staged rate is not what programs get.
+        .filter(|verdict| [&verdict.nccl, &verdict.ucx].iter().any(|plan| plan.kind != UseKind::None))
         .filter(|verdict| verdict.loss().is_some())
-        .max_by(|a, b| a.loss().partial_cmp(&b.loss()).unwrap_or(std::cmp::Ordering::Equal))?;
+        .min_by(|a, b| b.loss().partial_cmp(&a.loss()).unwrap_or(std::cmp::Ordering::Equal))?;
     let gpu = facts.gpus.iter().find(|gpu| gpu.address == worst.gpu)?.label();
     let (now, could) = (worst.expected_gbs?, worst.possible_gbs?);
     Some(format!("{gpu} with {}: {now:.1} of {could:.1} GB/s expected", worst.nic))

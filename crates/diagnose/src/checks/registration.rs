@@ -164,17 +164,16 @@ impl Case<'_> {
     fn peer_memory(&self, id: &str) -> Option<Finding> {
         Some(match id {
             "peermem-not-loaded" => self.peermem_not_loaded(),
-            "peermem-not-registered" => Finding::new("peermem-not-registered", self.severity, format!("nvidia_peermem is loaded but has no effect: {}", self.cause.why))
-                .why(format!("NCCL and UCX check only for the module's file: they will try it, and fail or stage. {}", self.why))
-                .seen("/sys/module/nvidia_peermem", "loaded")
-                .seen("/sys/kernel/mm/memory_peers", self.analysis.facts.kernel.peer_memory_clients.known().map_or_else(|| "unread".to_owned(), |c| if c.is_empty() { "no client".to_owned() } else { c.join(" ") }))
-                .fix("`sudo rmmod nvidia_peermem; sudo modprobe nvidia_peermem; sudo dmesg | tail`   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)")
-                .root(),
-            "peermem-no-api" => Finding::new("peermem-no-api", self.severity, "the kernel's ib_core has no peer-memory interface")
-                .why(self.why)
-                .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
-                .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
-                .root(),
+            "peermem-not-registered" => self.peermem_not_registered(),
+            "peermem-no-api" => Finding::new(
+                "peermem-no-api",
+                self.severity,
+                "the kernel's ib_core has no peer-memory interface",
+            )
+            .why(self.why)
+            .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
+            .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
+            .root(),
             "peermem-nic" => Finding::new("peermem-nic", self.severity, self.cause.why.to_owned())
                 .why(format!("A loaded and registered module has no effect for these adapters. {}", self.why))
                 .seen("driver", self.driver())
@@ -182,6 +181,33 @@ impl Case<'_> {
             "peermem-amd" => self.peermem_amd(),
             _ => return None,
         })
+    }
+
+    /// The module is loaded and does nothing.
+    fn peermem_not_registered(&self) -> Finding {
+        let facts = self.analysis.facts;
+        let clients = facts.kernel.peer_memory_clients.known().map_or_else(
+            || "unread".to_owned(),
+            |clients| if clients.is_empty() { "no client".to_owned() } else { clients.join(" ") },
+        );
+        let title = format!("the peer-memory module is loaded but has no effect: {}", self.cause.why);
+        let finding = Finding::new("peermem-not-registered", self.severity, title)
+            .why(format!(
+                "NCCL and UCX check only for the module's file: they will try it, and fail or stage. {}",
+                self.why
+            ))
+            .seen("/sys/module/nvidia_peermem", "loaded")
+            .seen("/sys/kernel/mm/memory_peers", clients);
+        let module = PeerModule(facts);
+        if module.has_no_interface() {
+            // Loading it again cannot help.
+            return module.fix(finding);
+        }
+        let (name, place) =
+            (module.name(), if facts.is_container() { "on the host, not in the container: " } else { "" });
+        finding
+            .fix(format!("{place}`sudo rmmod {name}; sudo modprobe {name}; sudo dmesg | tail`   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)"))
+            .root()
     }
 
     /// No module for peer memory is loaded.
