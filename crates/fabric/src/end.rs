@@ -265,7 +265,6 @@ fn connected(own: Qpn, peer: Qpn, mtu: Mtu, psn: Psn) -> Qp {
         signal_all: false,
         responder_resources: 0,
         peer_resources: 0,
-        // The ends hold no packet back.
         selective: false,
     });
     let remote = IpAddr::V4(Ipv4Addr::LOCALHOST);
