@@ -142,9 +142,10 @@ impl Counters {
     }
 
     /// Number of retransmissions: after a NAK, after a response that showed a loss, or after a
-    /// timeout.
+    /// timeout; and packets sent again by selective retransmission.
     pub fn retransmissions(&self) -> u64 {
-        self.qps.rcvd_seq_err + self.qps.implied_nak_seq_err + self.qps.local_ack_timeout_err
+        let QpCounters { rcvd_seq_err, implied_nak_seq_err, local_ack_timeout_err, .. } = self.qps;
+        rcvd_seq_err + implied_nak_seq_err + local_ack_timeout_err + self.qps.retransmitted
     }
 
     /// The sum of everything dropped.
