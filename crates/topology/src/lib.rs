@@ -25,6 +25,7 @@ pub mod bandwidth;
 mod clean;
 pub mod cpu_list;
 pub mod facts;
+pub mod iommu;
 pub mod machines;
 pub mod methods;
 pub mod nearest;

@@ -5,8 +5,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use nobounce_protocol::seal::SealMode;
+
+use crate::allow::{AllowList, AllowListError};
 use crate::interfaces;
 use crate::links::fault::{FaultConfig, ParseFaultError};
+use crate::links::sealed::{KeyFileError, KeySource, SealKeys};
 use crate::links::udp::LocalPorts;
 use crate::links::{LinkChoice, UnknownLink};
 use crate::process::cpu::allowed_cpus;
@@ -41,6 +45,10 @@ pub struct Config {
     pub retransmit: Retransmit,
     /// The speed that the port states.
     pub speed: PortSpeed,
+    /// The secrets that packets of the network are sealed under.
+    pub key: Option<SealKeys>,
+    /// Peers whose packets are taken from the network.
+    pub peers: AllowList,
 }
 
 impl Default for Config {
@@ -58,8 +66,22 @@ impl Default for Config {
             keep_alive: None,
             retransmit: Retransmit::default(),
             speed: PortSpeed::default(),
+            key: None,
+            peers: AllowList::default(),
         }
     }
+}
+
+/// The secrets that `NOBOUNCE_KEY` names.
+fn key_from_env() -> Result<Option<SealKeys>, ConfigError> {
+    let named = std::env::var("NOBOUNCE_KEY").ok().filter(|named| !named.trim().is_empty());
+    let mode = std::env::var("NOBOUNCE_KEY_MODE").unwrap_or_default();
+    let mode = match mode.trim() {
+        "" | "encrypt" => SealMode::Encrypt,
+        "authenticate" => SealMode::Authenticate,
+        _ => return Err(ConfigError::KeyMode(mode)),
+    };
+    named.map(|named| Ok(SealKeys::read(KeySource::from_text(named.trim()), mode)?)).transpose()
 }
 
 /// How lost packets of reliable queue pairs are sent again.
@@ -175,6 +197,15 @@ pub enum ConfigError {
     /// NOBOUNCE_SPEED.
     #[error("invalid NOBOUNCE_SPEED {0:?}: expected 10, 25, 40, 50, 100, 200 or 400 (Gb/s)")]
     Speed(String),
+    /// NOBOUNCE_KEY.
+    #[error(transparent)]
+    Key(#[from] KeyFileError),
+    /// NOBOUNCE_KEY_MODE.
+    #[error("invalid NOBOUNCE_KEY_MODE {0:?}: expected encrypt or authenticate")]
+    KeyMode(String),
+    /// NOBOUNCE_PEERS.
+    #[error("NOBOUNCE_PEERS: {0}")]
+    Peers(#[from] AllowListError),
     /// NOBOUNCE_FAULT.
     #[error("NOBOUNCE_FAULT: {0}")]
     Fault(#[from] ParseFaultError),
@@ -183,7 +214,8 @@ pub enum ConfigError {
 impl Config {
     /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`,
     /// `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`, `NOBOUNCE_ENGINES`, `NOBOUNCE_PROGRESS`,
-    /// `NOBOUNCE_LOCAL_PORTS`, `NOBOUNCE_KEEPALIVE`, `NOBOUNCE_RETRANSMIT` and `NOBOUNCE_SPEED`.
+    /// `NOBOUNCE_LOCAL_PORTS`, `NOBOUNCE_KEEPALIVE`, `NOBOUNCE_RETRANSMIT`, `NOBOUNCE_SPEED`,
+    /// `NOBOUNCE_KEY`, `NOBOUNCE_KEY_MODE` and `NOBOUNCE_PEERS`.
     ///
     /// # Errors
     /// Reports which variable is invalid, and why.
@@ -220,6 +252,12 @@ impl Config {
         }
         if let Ok(speed) = std::env::var("NOBOUNCE_SPEED") {
             config.speed = speed.parse()?;
+        }
+        config.key = key_from_env()?;
+        if let Ok(peers) = std::env::var("NOBOUNCE_PEERS")
+            && !peers.trim().is_empty()
+        {
+            config.peers = peers.parse()?;
         }
         config.pcap = std::env::var_os("NOBOUNCE_PCAP").map(PathBuf::from);
         Ok(config)

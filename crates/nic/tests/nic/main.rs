@@ -41,6 +41,7 @@ mod presence;
 mod refusals;
 mod report;
 mod reregister;
+mod sealed;
 mod selective;
 mod shm;
 mod shm_datagrams;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use nobounce_protocol::qp::{Mtu, Service};
+use nobounce_protocol::seal::SealMode;
 
 use crate::links::Link;
 use crate::soft::config::Config;
@@ -100,6 +101,7 @@ pub struct Device {
     local: IpAddr,
     max_mtu: Mtu,
     speed: PortSpeed,
+    sealed: Option<SealMode>,
 }
 
 impl Device {
@@ -113,7 +115,8 @@ impl Device {
         let link = maker.link(0)?;
         let engines = (Some(maker), config.engines());
         let presence = PresenceConfig::of(config);
-        Self::with(link, engines, (config.progress.mode(), config.speed), presence)
+        let sealed = config.key.as_ref().map(|key| key.mode);
+        Self::with(link, engines, (config.progress.mode(), config.speed, sealed), presence)
     }
 
     /// A device with one engine, on the caller's link.
@@ -121,18 +124,14 @@ impl Device {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
-        Self::with(
-            link,
-            (None, 1),
-            (Progress::default().mode(), PortSpeed::default()),
-            PresenceConfig::default(),
-        )
+        let settings = (Progress::default().mode(), PortSpeed::default(), None);
+        Self::with(link, (None, 1), settings, PresenceConfig::default())
     }
 
     fn with(
         link: Box<dyn Link>,
         (maker, engines): (Option<LinkMaker>, usize),
-        (mode, speed): (Mode, PortSpeed),
+        (mode, speed, sealed): (Mode, PortSpeed, Option<SealMode>),
         presence: PresenceConfig,
     ) -> Result<Self, OpenError> {
         let local = link.local();
@@ -146,7 +145,7 @@ impl Device {
             sharers: (engines > 1).then(Arc::default),
             presence,
         };
-        let identity = Identity { local, progress: mode.name(), speed };
+        let identity = Identity { local, progress: mode.name(), speed, sealed };
         let reports = Report::all(identity);
         let files: Vec<_> = reports.iter().filter_map(Report::snapshots).collect();
         let keeper = (!files.is_empty()).then(|| Keeper::new(files, totals::head(identity)));
@@ -155,7 +154,7 @@ impl Device {
         let (counts, next_id) = (ObjectCounts::default(), AtomicU32::new(1));
         let shared =
             Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
-        Ok(Self { shared, local, max_mtu, speed })
+        Ok(Self { shared, local, max_mtu, speed, sealed })
     }
 
     /// Its address.
@@ -171,6 +170,11 @@ impl Device {
     /// The speed that its port states.
     pub fn speed(&self) -> PortSpeed {
         self.speed
+    }
+
+    /// How its packets by UDP are sealed; `None` without a key.
+    pub fn sealed(&self) -> Option<SealMode> {
+        self.sealed
     }
 
     /// Its limits.
@@ -287,7 +291,8 @@ impl Device {
     /// Its totals so far, as the JSON object of its final report (docs/reference/json.md); `None`
     /// in a forked child.
     pub fn report(&self) -> Option<String> {
-        let identity = Identity { local: self.local, progress: self.progress(), speed: self.speed };
+        let Self { local, speed, sealed, .. } = *self;
+        let identity = Identity { local, progress: self.progress(), speed, sealed };
         self.shared.totals().map(|totals| totals::so_far(identity, &totals))
     }
 
