@@ -140,3 +140,90 @@ fn flows_share_a_bottleneck_fairly_and_keep_it_busy() {
     }
     insta::assert_snapshot!("shared_bottleneck", table);
 }
+
+/// What many senders of one receiver get, start included.
+struct Incast {
+    goodput: u64,
+    fairness: f64,
+    dropped: u64,
+    /// 99th percentile of the time of an 8 KiB message beside them, in nanoseconds.
+    short: Nanos,
+}
+
+/// Senders of one receiver share a link of 100 Gb/s, a round trip of 10 us and a buffer of 16 MB.
+fn incast(senders: usize, mark_above: u64, time: Nanos) -> Incast {
+    const LEN: u32 = 256 << 10;
+    const SHORT: u32 = 8 << 10;
+    const LINE: u64 = 100_000_000_000;
+    let setup = Setup {
+        mtu: Mtu::Mtu4096,
+        selective: true,
+        memory: LEN as usize + 2 * Setup::GUARD,
+        send_depth: 4,
+        ..Setup::default()
+    };
+    let wire = Conditions {
+        rate: LINE,
+        delay: 5 * MICROSECOND,
+        buffer: 16_000_000,
+        mark_above,
+        ..Conditions::default()
+    };
+    let mut sim = Sim::many(senders + 1, &setup, wire, 3);
+    let (short, mut began, mut times) = (2 * senders, 0, Vec::new());
+    while sim.now < time {
+        for flow in 0..senders {
+            let op = Operation::Write(sim.ends[2 * flow + 1].remote(0));
+            while sim.ends[2 * flow].post(op, 0, LEN).is_ok() {}
+        }
+        if !std::mem::take(&mut sim.ends[short].completions).is_empty() {
+            times.push(sim.now - began);
+            began = 0;
+        }
+        if began == 0 {
+            began = sim.now.max(1);
+            let op = Operation::Write(sim.ends[short + 1].remote(0));
+            sim.ends[short].post(op, 0, SHORT).unwrap();
+        }
+        assert!(sim.step(), "it must not stop");
+    }
+    let done: Vec<u64> =
+        (0..senders).map(|flow| sim.ends[2 * flow].completions.len() as u64 * u64::from(LEN)).collect();
+    let bytes = done.iter().sum::<u64>() + times.len() as u64 * u64::from(SHORT);
+    times.sort_unstable();
+    Incast {
+        goodput: goodput(bytes, time),
+        fairness: if senders > 0 { jain(&done) } else { 1.0 },
+        dropped: sim.pipes[0].counters().overflowed,
+        short: times[times.len() * 99 / 100],
+    }
+}
+
+#[test]
+fn many_senders_of_one_receiver_obey_congestion_notifications() {
+    let unloaded = incast(0, 0, 5 * MILLISECOND).short;
+    let mut table = format!(
+        "100 Gb/s, 10 us round trip, 16 MB buffer, MTU 4096; 8 KiB alone: p99 {}.{} us\n",
+        unloaded / 1000,
+        unloaded % 1000 / 100
+    );
+    for (senders, mark_above) in [(2, 100_000), (8, 100_000), (64, 100_000), (64, 0)] {
+        let Incast { goodput, fairness, dropped, short } = incast(senders, mark_above, 40 * MILLISECOND);
+        writeln!(
+            table,
+            "{senders:>2} senders, marks above {:>3} KB: {}.{:02} Gb/s, fairness {fairness:.3}, {dropped} dropped, \
+             8 KiB p99 {}.{} us",
+            mark_above / 1000,
+            goodput / 100,
+            goodput % 100,
+            short / 1000,
+            short % 1000 / 100
+        )
+        .unwrap();
+        if mark_above > 0 {
+            assert_eq!(dropped, 0);
+            assert!(goodput >= 9000 && fairness >= 0.95, "{goodput} {fairness}");
+        }
+    }
+    insta::assert_snapshot!("incast", table);
+}

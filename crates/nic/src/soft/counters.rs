@@ -109,6 +109,7 @@ impl Counters {
             ("local_ack_timeout_err", self.qps.local_ack_timeout_err),
             ("probes", self.qps.probes),
             ("retransmitted", self.qps.retransmitted),
+            ("congestion_notifications", self.qps.congestion_notifications),
             ("lost_atomic_replay", self.qps.lost_atomic_replay),
             ("out_of_buffer", self.qps.out_of_buffer),
             ("qkey_violations", self.qps.qkey_violations),
@@ -141,9 +142,10 @@ impl Counters {
     }
 
     /// Number of retransmissions: after a NAK, after a response that showed a loss, or after a
-    /// timeout.
+    /// timeout; and packets sent again by selective retransmission.
     pub fn retransmissions(&self) -> u64 {
-        self.qps.rcvd_seq_err + self.qps.implied_nak_seq_err + self.qps.local_ack_timeout_err
+        let QpCounters { rcvd_seq_err, implied_nak_seq_err, local_ack_timeout_err, .. } = self.qps;
+        rcvd_seq_err + implied_nak_seq_err + local_ack_timeout_err + self.qps.retransmitted
     }
 
     /// The sum of everything dropped.
@@ -169,6 +171,7 @@ pub(crate) fn add(sum: &mut QpCounters, one: &QpCounters) {
     sum.local_ack_timeout_err += one.local_ack_timeout_err;
     sum.probes += one.probes;
     sum.retransmitted += one.retransmitted;
+    sum.congestion_notifications += one.congestion_notifications;
     sum.lost_atomic_replay += one.lost_atomic_replay;
     sum.out_of_buffer += one.out_of_buffer;
     sum.qkey_violations += one.qkey_violations;

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use nobounce_nic::soft::{Config, LinkChoice, Mtu, Retransmit};
 use nobounce_nic::work::Operation;
-use nobounce_protocol::wire::Feth;
+use nobounce_protocol::wire::{CongestionNotification, Feth};
 
-use crate::common::{End, config, pair_with, patterns};
+use crate::common::{End, config, pair_with, patterns, unguarded_udp, until};
+use crate::forged::Forger;
 
 const LEN: usize = 1 << 20;
 
@@ -67,4 +68,25 @@ fn one_that_goes_back_is_met_with_the_standards_packets() {
         assert_eq!(a.counter("retransmitted") + b.counter("retransmitted"), 0);
         assert!(a.counter("rcvd_seq_err") + b.counter("rcvd_seq_err") > 0);
     }
+}
+
+/// A receiver of marked packets, such as a hardware adapter, asks this device to slow down. A packet
+/// from another address does not.
+#[test]
+fn congestion_notifications_of_the_peer_are_obeyed() {
+    let config = |addr| unguarded_udp(addr);
+    let (a, b) = pair_with(&config("127.59.3.1"), &config("127.59.3.2"), 4096, Mtu::Mtu1024);
+    let mut packet = vec![0; CongestionNotification::LEN];
+    CongestionNotification { to: a.qps[0].qpn() }.emit(&mut packet);
+    Forger::new(b.device.local(), &a).send_closed(packet.clone());
+    until("the notification", || {
+        a.quiet();
+        a.counter("congestion_notifications") == 1
+    });
+    Forger::new([127, 59, 3, 9].into(), &a).send_closed(packet);
+    until("the forged one", || {
+        a.quiet();
+        a.counter("wrong_peer") == 1
+    });
+    assert_eq!(a.counter("congestion_notifications"), 1);
 }

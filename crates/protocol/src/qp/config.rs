@@ -18,6 +18,8 @@ pub struct QpCounters {
     pub probes: u64,
     /// Packets sent again by selective retransmission.
     pub retransmitted: u64,
+    /// Congestion notifications of the peer.
+    pub congestion_notifications: u64,
     /// Duplicate atomics whose result was no longer kept.
     pub lost_atomic_replay: u64,
     /// Unreliable services: messages dropped because no receive was posted.
@@ -86,6 +88,4 @@ pub struct QpConfig {
     pub responder_resources: u8,
     /// Those that the peer is known to answer at a time, also where `max_rd_atomic` is lower.
     pub peer_resources: u8,
-    /// The peer is known to retransmit selectively.
-    pub selective: bool,
 }

@@ -16,6 +16,7 @@
 mod attr;
 mod completion;
 mod config;
+mod congestion;
 mod datagram;
 mod host;
 mod linger;
@@ -85,6 +86,9 @@ pub struct Qp {
     counters: QpCounters,
     established: bool,
     drain_reported: bool,
+    /// The peer is known to retransmit selectively.
+    selective: bool,
+    notifier: congestion::Notifier,
 }
 
 impl Qp {
@@ -109,6 +113,8 @@ impl Qp {
             counters: QpCounters::default(),
             established: false,
             drain_reported: false,
+            selective: false,
+            notifier: congestion::Notifier::default(),
         }
     }
 
@@ -208,9 +214,7 @@ impl Qp {
         new.check_values()?;
         if to == QpState::Reset {
             let counters = self.counters;
-            // The next peer may be another one.
-            let config = QpConfig { selective: false, ..self.config };
-            *self = Self { counters, ..Self::new(config) };
+            *self = Self { counters, ..Self::new(self.config) };
             return Ok(());
         }
         self.attr.merge(new);
@@ -220,7 +224,7 @@ impl Qp {
             (QpState::Init, QpState::Rtr) => match &mut self.unreliable {
                 None => {
                     self.responder.connect(new.rq_psn);
-                    if self.config.selective {
+                    if self.selective {
                         self.responder.keep_early();
                     }
                 }
@@ -229,7 +233,7 @@ impl Qp {
             (QpState::Rtr, QpState::Rts) => match &mut self.unreliable {
                 None => {
                     self.requester.connect(new.sq_psn, &self.params);
-                    if self.config.selective {
+                    if self.selective {
                         self.requester.retransmit_selectively(0);
                     }
                 }

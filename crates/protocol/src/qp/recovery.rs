@@ -20,6 +20,10 @@ pub(super) struct Recovery {
     pub(super) undo: Option<CongestionWindow>,
     /// Losses before this PSN have already shrunk the window.
     pub(super) recovery_point: u64,
+    /// Until then, further congestion notifications do not shrink the window.
+    pub(super) slowed_until: Nanos,
+    /// When the last one is so long ago that the congestion is over.
+    pub(super) calm_at: Nanos,
     /// PSN and time of the last rewind, so that one loss does not cause two.
     pub(super) rewound: Option<(u64, Nanos)>,
 }

@@ -25,7 +25,7 @@ use super::scoreboard::Scoreboard;
 use super::window::CongestionWindow;
 use super::wqe::Wqe;
 use super::{Host, Params, QpCounters, Transmit};
-use crate::timing::{self, Nanos};
+use crate::timing::{self, MICROSECOND, Nanos};
 use crate::wire::{Header, Opcode, Psn, Syndrome};
 
 /// The PSN window: less than half of the PSN space, or old and new PSNs would be ambiguous.
@@ -528,7 +528,8 @@ impl Requester {
             self.rtt.sample(now.saturating_sub(self.recovery.last_progress));
         }
         let in_use = 2 * (self.in_flight() + packets) >= self.window.packets();
-        self.window.on_ack(packets, in_use);
+        let calm = now >= self.recovery.calm_at;
+        self.window.on_ack(packets, in_use, calm);
         self.recovery.last_progress = now;
         self.recovery.probes = 0;
         self.recovery.rewound = None;
@@ -545,6 +546,17 @@ impl Requester {
         if congested && self.una >= self.recovery.recovery_point {
             self.window.on_loss();
             self.recovery.recovery_point = self.sent_top;
+        }
+    }
+
+    /// The path to or from the peer is congested: a notification, or a marked response, arrived.
+    pub(crate) fn handle_congestion(&mut self, now: Nanos) {
+        // What was marked before the window shrank is no news.
+        if now >= self.recovery.slowed_until {
+            self.recovery.slowed_until = now + self.rtt.shortest();
+            // A receiver reports congestion that lasts every 50 us.
+            self.recovery.calm_at = now + 100 * MICROSECOND;
+            self.window.on_mark();
         }
     }
 

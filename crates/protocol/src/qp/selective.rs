@@ -9,7 +9,7 @@ impl Qp {
     /// The peer keeps packets that arrive behind a gap, and obeys selective acknowledgements:
     /// retransmits selectively from now on, in both directions.
     pub fn retransmit_selectively(&mut self, now: Nanos) {
-        self.config.selective = true;
+        self.selective = true;
         if self.unreliable.is_some() {
             return;
         }

@@ -11,7 +11,7 @@ use crate::qp::{
 };
 use crate::timing::Nanos;
 use crate::wire::icrc::{Flow, IcrcCheck};
-use crate::wire::{Header, ICRC_LEN, Opcode, Psn, Qpn, ROCE_PORT, SelectiveAck};
+use crate::wire::{CongestionNotification, Header, ICRC_LEN, Opcode, Psn, Qpn, ROCE_PORT, SelectiveAck};
 
 /// How both ends of a connection are made.
 #[derive(Clone, Debug)]
@@ -134,7 +134,6 @@ impl Endpoint {
             signal_all: setup.signal_all,
             responder_resources: setup.resources,
             peer_resources: setup.resources,
-            selective: setup.selective,
         };
         let mut endpoint = Self {
             qp: Qp::new(config),
@@ -163,6 +162,9 @@ impl Endpoint {
         let addr = Memory::BASE + Setup::GUARD as u64;
         endpoint.memory.register(Region { rkey: endpoint.rkey, addr, len, access: Access::all() });
         let (own, other) = (setup.psn[index % 2], setup.psn[(index + 1) % 2]);
+        if setup.selective {
+            endpoint.qp.retransmit_selectively(0);
+        }
         match setup.service {
             Service::Rc | Service::XrcInitiator | Service::XrcTarget => {
                 endpoint.bring_up(setup, peer, own, other);
@@ -307,6 +309,13 @@ impl Endpoint {
             // For scripts, it is an ACK.
             return Some((Header::new(Opcode::Ack, ack.to, ack.missing), id, bytes));
         }
+        if let Some(notification) = self.qp.poll_congestion_notification() {
+            let mut bytes = vec![0; CongestionNotification::LEN];
+            notification.emit(&mut bytes);
+            let id = self.next_id();
+            self.flow(true).close(id, &mut bytes);
+            return Some((Header::new(Opcode::Ack, notification.to, Psn::new(0)), id, bytes));
+        }
         let room = self.room.saturating_sub(self.qp.outstanding());
         loop {
             let transmit = match self.repeats.pop_front() {
@@ -359,6 +368,14 @@ impl Endpoint {
         Some((self.next_id(), bytes))
     }
 
+    /// A datagram arrived, perhaps with a congestion mark.
+    pub(crate) fn receive_marked(&mut self, now: Nanos, ip_id: u16, datagram: &[u8], marked: bool) {
+        if let Some(parsed) = Header::parse(datagram).ok().filter(|_| marked) {
+            self.qp.handle_mark(now, parsed.header.opcode);
+        }
+        self.receive(now, ip_id, datagram);
+    }
+
     /// A datagram arrived.
     pub(crate) fn receive(&mut self, now: Nanos, ip_id: u16, datagram: &[u8]) {
         if self.flow(false).verify(ip_id, datagram) != (IcrcCheck::Valid { ip_id: Some(ip_id) }) {
@@ -370,6 +387,10 @@ impl Endpoint {
 
     /// A datagram arrived whose ICRC is right, or is to be taken for right.
     pub fn receive_trusted(&mut self, now: Nanos, datagram: &[u8]) {
+        if CongestionNotification::parse(datagram).is_some() {
+            let handled = self.qp.handle_congestion_notification(now);
+            return self.count(handled);
+        }
         if let Some(ack) = SelectiveAck::parse(datagram) {
             let handled = self.qp.handle_selective_ack(now, &ack);
             self.count(handled);

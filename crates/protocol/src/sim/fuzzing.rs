@@ -9,7 +9,7 @@ use super::{A, Conditions, Setup, Sim, unreliable};
 use crate::qp::{Mtu, Operation, QpState, Remote, Service};
 use crate::timing::MICROSECOND;
 use crate::wire::icrc::Flow;
-use crate::wire::{Header, Opcode, Psn, Qpn, ROCE_PORT, SelectiveAck};
+use crate::wire::{CongestionNotification, Header, Opcode, Psn, Qpn, ROCE_PORT, SelectiveAck};
 
 /// Any bytes are a packet or an error, and a packet round-trips.
 ///
@@ -19,6 +19,11 @@ pub fn parser(data: &[u8]) {
     let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let flow = Flow { src: localhost, dst: localhost, src_port: 0xc000, dst_port: ROCE_PORT };
     let _ = flow.verify(0, data);
+    if let Some(notification) = CongestionNotification::parse(data) {
+        let mut again = [0; CongestionNotification::LEN];
+        notification.emit(&mut again);
+        assert_eq!(CongestionNotification::parse(&again), Some(notification), "from {data:02x?}");
+    }
     if let Some(ack) = SelectiveAck::parse(data) {
         let mut again = vec![0; ack.len()];
         ack.emit(&mut again);

@@ -110,7 +110,7 @@ impl Sim {
         for pipe in 0..self.pipes.len() {
             while let Some(flying) = self.pipes[pipe].receive(self.now) {
                 let to = flying.from ^ 1;
-                self.ends[to].receive(self.now, flying.ip_id, &flying.bytes);
+                self.ends[to].receive_marked(self.now, flying.ip_id, &flying.bytes, flying.marked);
                 self.flush_one(to);
             }
         }

@@ -30,6 +30,8 @@ pub struct Conditions {
     pub corrupt: u32,
     /// Bytes that may wait for the wire; what does not fit is lost. 0: no limit.
     pub buffer: u64,
+    /// Bytes that wait for the wire above which packets are marked (ECN). 0: none is.
+    pub mark_above: u64,
 }
 
 impl Default for Conditions {
@@ -43,6 +45,7 @@ impl Default for Conditions {
             hold: 20 * MICROSECOND,
             corrupt: 0,
             buffer: 0,
+            mark_above: 0,
         }
     }
 }
@@ -73,6 +76,7 @@ pub struct PipeCounters {
     pub duplicated: u64,
     pub reordered: u64,
     pub corrupted: u64,
+    pub marked: u64,
 }
 
 /// A packet under way.
@@ -82,6 +86,8 @@ pub(crate) struct Flying {
     order: u64,
     pub(crate) from: usize,
     pub(crate) ip_id: u16,
+    /// It carries a congestion mark.
+    pub(crate) marked: bool,
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -170,12 +176,12 @@ impl Pipe {
         let fate = self.script.as_mut().map_or(Fate::Pass, |script| script(nth, header));
         let c = self.conditions;
         let start = self.busy_until.max(now);
-        if c.buffer > 0 && c.rate > 0 {
-            let waiting = u128::from(start - now) * u128::from(c.rate) / 8 / u128::from(SECOND);
-            if waiting + u128::from(on_wire) > u128::from(c.buffer) {
-                self.counters.overflowed += 1;
-                return "overflow";
-            }
+        let waiting = u128::from(start - now) * u128::from(c.rate) / 8 / u128::from(SECOND);
+        let marked = c.mark_above > 0 && waiting > u128::from(c.mark_above);
+        self.counters.marked += u64::from(marked);
+        if c.buffer > 0 && c.rate > 0 && waiting + u128::from(on_wire) > u128::from(c.buffer) {
+            self.counters.overflowed += 1;
+            return "overflow";
         }
         self.busy_until = start + (on_wire * 8 * SECOND).checked_div(c.rate).unwrap_or(0);
         let mut at = self.busy_until + c.delay;
@@ -201,10 +207,10 @@ impl Pipe {
         if fate == Fate::Duplicate || self.rng.chance(c.duplicate) {
             self.counters.duplicated += 1;
             let twin_at = at + self.rng.below(c.hold);
-            self.put(Flying { at: twin_at, order: 0, from, ip_id, bytes: bytes.clone() });
+            self.put(Flying { at: twin_at, order: 0, from, ip_id, marked, bytes: bytes.clone() });
             said = "duplicated";
         }
-        self.put(Flying { at, order: 0, from, ip_id, bytes });
+        self.put(Flying { at, order: 0, from, ip_id, marked, bytes });
         said
     }
 

@@ -3,6 +3,7 @@
 //! [`Header::parse`] and [`Header::emit`] never panic on any input; [`icrc`] closes and checks the
 //! invariant CRC.
 
+mod congestion_notification;
 mod gf;
 mod header;
 pub mod icrc;
@@ -14,6 +15,7 @@ mod opcode;
 mod presence;
 mod selective_ack;
 
+pub use congestion_notification::CongestionNotification;
 pub use header::{Aeth, AtomicEth, Deth, Feth, Header, Parsed, Reth, Syndrome};
 pub use id_policy::{IdPolicy, IdVerdict};
 pub use ids::{Psn, Qpn};

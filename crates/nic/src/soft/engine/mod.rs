@@ -431,6 +431,7 @@ impl Core {
                 let is_ours = *malformed == Malformed::UnknownOpcode
                     && datagram.group.is_none()
                     && (self.handle_selective_ack(now, datagram)
+                        || self.handle_congestion_notification(now, datagram)
                         || self.handle_marker(datagram)
                         || self.handle_presence(now, datagram));
                 if is_ours {

@@ -1,8 +1,9 @@
 //! Selective retransmission: acknowledgements of packets behind a gap, and the packets themselves.
+//! Congestion notifications.
 
-use nobounce_protocol::qp::{IpOptions, QpState};
+use nobounce_protocol::qp::{Handled, IpOptions, QpState};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::SelectiveAck;
+use nobounce_protocol::wire::{CongestionNotification, Qpn, SelectiveAck};
 
 use crate::links::{Arrival, RxDatagram, TxBatch};
 use crate::soft::engine::Core;
@@ -24,6 +25,12 @@ pub(crate) fn put_selective_ack(entry: &mut QueuePair, tx: &mut TxBatch, regions
     tx.set_ip_options(IpOptions::default());
 }
 
+/// A peer that writes to a ring sends nothing by UDP: such a packet is forged.
+fn is_from_peer(entry: &QueuePair, datagram: &RxDatagram<'_>) -> bool {
+    let beside = entry.route.heard_by_ring && datagram.arrival == Arrival::BesideRing;
+    entry.qp.attr().remote == datagram.src && !beside
+}
+
 impl Core {
     /// Handles a selective acknowledgement; false if the packet is none, or not from the peer.
     pub(crate) fn handle_selective_ack(&mut self, now: Nanos, datagram: &RxDatagram<'_>) -> bool {
@@ -33,20 +40,42 @@ impl Core {
             return false;
         }
         let Some(entry) = self.entry(ack.to) else { return false };
-        let beside = entry.route.heard_by_ring && datagram.arrival == Arrival::BesideRing;
-        if entry.qp.attr().remote != datagram.src || beside {
+        if !is_from_peer(entry, datagram) {
             self.account.counters.wrong_peer += 1;
             return true;
         }
-        entry.schedule.heard = now;
         let handled = entry.qp.handle_selective_ack(now, &ack);
-        entry.schedule.answered = true;
+        self.note_answered(now, ack.to, handled);
+        true
+    }
+
+    /// Handles a congestion notification; false if the packet is none.
+    pub(crate) fn handle_congestion_notification(&mut self, now: Nanos, datagram: &RxDatagram<'_>) -> bool {
+        let Some(CongestionNotification { to }) = CongestionNotification::parse(datagram.bytes) else {
+            return false;
+        };
+        let ours = to.get() >> 16 == u32::from(self.slot);
+        if !ours || (datagram.has_icrc && !self.check_icrc(datagram)) {
+            return false;
+        }
+        let Some(entry) = self.entry(to) else { return false };
+        if !is_from_peer(entry, datagram) {
+            self.account.counters.wrong_peer += 1;
+            return true;
+        }
+        let handled = entry.qp.handle_congestion_notification(now);
+        self.note_answered(now, to, handled);
+        true
+    }
+
+    fn note_answered(&mut self, now: Nanos, to: Qpn, handled: Handled) {
+        self.account.counters.count_handled(handled);
+        let Some(entry) = self.entry(to) else { return };
+        (entry.schedule.heard, entry.schedule.answered) = (now, true);
         if !entry.schedule.touched {
             entry.schedule.touched = true;
-            self.scheduler.touched.push(ack.to.get() & 0xffff);
+            self.scheduler.touched.push(to.get() & 0xffff);
         }
-        self.account.counters.count_handled(handled);
-        true
     }
 
     /// A gap may have closed: delivers the packets behind it.
