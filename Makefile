@@ -196,7 +196,7 @@ check-dependencies: ## Licences, banned and yanked crates, advisories
 
 check-pure: ## The protocol compiles where there is no operating system
 	@if rustc --print target-libdir --target wasm32-unknown-unknown 2>/dev/null | xargs -r test -d; then \
-		cargo check $(LOCKED) -p nobounce-protocol --lib --target wasm32-unknown-unknown; \
+		cargo check $(LOCKED) -p nobounce-protocol --lib --no-default-features --target wasm32-unknown-unknown; \
 	else tools/waive wasm "target wasm32-unknown-unknown is not installed (rustup target add wasm32-unknown-unknown)"; fi
 
 test-scripts: ## The scripts in tests/, in the order of their names

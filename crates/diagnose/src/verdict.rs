@@ -393,12 +393,17 @@ fn expected(
             .and_then(|link| Slot::of_speed(link.max_speed, link.max_width))
             .or(now.gpu),
         distance: pair.distance.filter(|_| now.distance.is_some()),
+        acs_redirect: None,
+        iommu: None,
+        unavailable: None,
+        port_down: None,
         ..now.clone()
     }
     .within_platform();
     let rate = |spec: &Spec, is_direct: bool| {
         let parts = Parts { bar1: None, ..spec.resolve().ok()? };
-        let estimate = if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true) };
+        let estimate =
+            if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true).ok()? };
         Some(estimate.gbytes_per_s.expected)
     };
     (rate(&now, path != PathKind::Staged), rate(&could, true))

@@ -23,12 +23,14 @@
 //!
 //! | room | what |
 //! |---|---|
+//! | [`allow`] | networks that peers may be in |
 //! | `process`, `sync` | forks, CPUs, eventfd; lock-free ring and waker |
 //! | [`work`], [`tally`] | requests and completions, and bytes by path, of either NIC |
-//! | [`links`] | the `Link` trait, `udp`, `shm`, `rings`, the wrappers `pcap` and `fault` |
+//! | [`links`] | the `Link` trait, `udp`, `shm`, `rings`, the wrappers `sealed`, `pcap` and `fault` |
 //! | [`soft`] | the software NIC |
 //! | [`hard`], [`any`] | NICs of the system's libibverbs; either of the two |
 
+pub mod allow;
 pub mod any;
 pub mod hard;
 pub mod interfaces;

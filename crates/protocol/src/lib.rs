@@ -5,6 +5,7 @@
 //!
 //! - [`cm`]: how two sides agree on a connection.
 //! - [`qp`]: one queue pair: states, requester, responder.
+//! - [`seal`]: packets between devices that share a secret.
 //! - [`sim`]: endpoints and a bad network on a virtual clock.
 //! - [`timing`]: times as the standard encodes them.
 //! - [`wire`]: packets as bytes and as meaning; the invariant CRC.
@@ -17,7 +18,7 @@
 //!
 //! ```text
 //! sim  pcap        a virtual network; capture files
-//! cm   qp          connections; queue pairs
+//! cm   qp  seal    connections; queue pairs; sealed packets
 //! wire             packets
 //! timing  rng      time encodings; seeded random numbers
 //! ```
@@ -27,6 +28,7 @@
 //! | [`wire`] | headers, opcodes, ICRC: a new opcode starts in `wire/opcode.rs` |
 //! | [`qp`] | requester, responder, retransmission, completions |
 //! | [`cm`] | REQ, REP, RTU and the rest |
+//! | [`seal`] | authentication, encryption, replay windows (feature `seal`) |
 //! | [`sim`] | endpoints, loss and reordering on a virtual clock |
 #![forbid(unsafe_code)]
 
@@ -34,6 +36,8 @@ pub mod cm;
 pub mod pcap;
 pub mod qp;
 pub mod rng;
+#[cfg(feature = "seal")]
+pub mod seal;
 pub mod sim;
 pub mod timing;
 pub mod wire;

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use nobounce_protocol::pcap::Reader;
+use nobounce_protocol::seal;
 use nobounce_protocol::sim::{Rng, fuzzing};
 
 fn corpus(target: &str) -> PathBuf {
@@ -55,12 +56,17 @@ fn management() {
     replay("management", fuzzing::management);
 }
 
+#[test]
+fn sealed() {
+    replay("sealed", seal::fuzzing::sealed);
+}
+
 /// Makes the first corpora: packets of the captures, one of each opcode and file; random bytes for
 /// the others.
 #[test]
 #[ignore = "writes into fuzz/corpus"]
 fn make_corpora() {
-    for target in ["parser", "responder", "operations", "receiver", "unreliable", "management"] {
+    for target in ["parser", "responder", "operations", "receiver", "unreliable", "management", "sealed"] {
         fs::create_dir_all(corpus(target)).unwrap();
     }
     for name in ["rxe", "rxe-mtu4096", "rxe-ipv6"] {
@@ -80,6 +86,7 @@ fn make_corpora() {
         ("receiver", 40, 400),
         ("unreliable", 40, 200),
         ("management", 60, 600),
+        ("sealed", 60, 400),
     ] {
         for seed in 0..count {
             let mut rng = Rng::new(seed);

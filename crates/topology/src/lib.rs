@@ -27,6 +27,7 @@ mod clean;
 pub mod cpu_list;
 pub mod facts;
 pub mod gpudirect;
+pub mod iommu;
 pub mod machines;
 pub mod methods;
 pub mod nearest;

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use nobounce::{ConnectOptions, Device, Listener, RegisterError};
 use nobounce_nic::EventFd;
 
-use crate::allow::AllowList;
 use crate::connecting::{self, Attempt};
 use crate::error::AgentError;
 use crate::exports::{Export, Metadata};
@@ -22,6 +21,7 @@ use crate::notification::Notification;
 use crate::peer::Peer;
 use crate::service::{Service, wait};
 use crate::shared::{AgentCounters, Command, Event, Shared};
+use nobounce_nic::allow::AllowList;
 
 /// Time for the handshake with a client that may be anything.
 const GREET_WITHIN: Duration = Duration::from_secs(5);

@@ -59,7 +59,6 @@
 #![deny(unsafe_code)]
 
 mod agent;
-mod allow;
 mod announcements;
 mod connecting;
 mod endings;
@@ -86,13 +85,13 @@ mod transfer;
 mod wire;
 
 pub use agent::{Agent, AgentOptions};
-pub use allow::{AllowList, AllowListError};
 pub use connecting::Attempt;
 pub use error::{AgentError, Gone, TransferError};
 pub use frame::{MAX_MESSAGE, MAX_NAME, MAX_TAG};
 pub use job::{Direction, Gate};
 pub use memory::{Foreign, Owner, View};
 pub use message::MAX_UNREAD;
+pub use nobounce_nic::allow::{AllowList, AllowListError};
 pub use notification::{Notification, Outcome};
 pub use peer::{Announcement, Notify, Part, Peer, Remote, stream_gate};
 pub use pieces::{ListError, Pages, Piece, Repeat};

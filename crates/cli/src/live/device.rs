@@ -57,6 +57,8 @@ pub(crate) struct Device {
     pub(crate) progress: String,
     /// The speed that its port states, in Gb/s.
     pub(crate) rate_gbps: u32,
+    /// How packets by UDP are sealed: `no`, `encrypt`, `authenticate`; of several devices `mixed`.
+    pub(crate) sealed: String,
     /// By path, from the wire into memory.
     pub(crate) r#in: BTreeMap<String, Moved>,
     /// By path, from memory to the wire.
@@ -111,6 +113,11 @@ impl Device {
             }
         }
         self.retransmissions = self.retransmissions.saturating_add(other.retransmissions);
+        if self.sealed.is_empty() {
+            self.sealed = other.sealed;
+        } else if !other.sealed.is_empty() && self.sealed != other.sealed {
+            self.sealed = "mixed".to_owned();
+        }
     }
 
     /// Bytes of one direction on all paths.

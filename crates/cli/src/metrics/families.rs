@@ -39,6 +39,7 @@ pub(super) fn of(devices: &[Device], sums: Option<&BTreeMap<String, Sum>>) -> Ve
             std::time::Duration::from_nanos(device.engine_cpu_ns).as_secs_f64()
         }),
     ];
+    families.extend(refused(devices));
     if let Some(sums) = sums {
         families.extend(node_families(sums));
     }
@@ -103,6 +104,28 @@ fn links(devices: &[Device]) -> Family {
     });
     let help = "Bytes of packets by direction and link, headers included.";
     Family { name: "nobounce_link_bytes", help, kind: Kind::Counter, samples: samples.collect() }
+}
+
+/// What devices with a key, or with a list of peers, dropped of the network.
+#[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
+fn refused(devices: &[Device]) -> Option<Family> {
+    let samples: Vec<_> = devices
+        .iter()
+        .flat_map(|device| {
+            device.link.iter().filter_map(move |(name, count)| {
+                let sealed = name.strip_prefix("sealed_drop_");
+                let reason = sealed.or_else(|| (name == "unlisted_peer").then_some(name))?;
+                Some(with(device, &[("reason", reason)], *count as f64))
+            })
+        })
+        .collect();
+    let help = "Packets dropped for lack of the key, or from a peer that is not listed, by reason.";
+    (!samples.is_empty()).then_some(Family {
+        name: "nobounce_packets_refused",
+        help,
+        kind: Kind::Counter,
+        samples,
+    })
 }
 
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]

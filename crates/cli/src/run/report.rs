@@ -123,6 +123,12 @@ impl fmt::Display for Totals {
         if !self.sum.staged_reason.is_empty() {
             write!(f, " (staged: {})", brief(&self.sum.staged_reason))?;
         }
+        match self.sum.sealed.as_str() {
+            "encrypt" => f.write_str("; UDP encrypted")?,
+            "authenticate" => f.write_str("; UDP authenticated")?,
+            "mixed" => f.write_str("; UDP sealed in different ways")?,
+            _ => {}
+        }
         write!(f, "; {}", counted(self.sum.retransmissions, "retransmission"))?;
         let errors: Vec<String> = self
             .sum
@@ -213,8 +219,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("report-test-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         assert!(read(&folder).to_string().starts_with("no process opened a device"));
-        let sender = r#"{"version":1,"pid":7,"out":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":0,"operations":0}},"retransmissions":1,"errors":{}}"#;
-        let receiver = r#"{"in":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":12,"operations":1}},"staged_reason":["no window"],"udp_reason":["no shared memory with any peer"],"errors":{"RetryExceeded":2},"unknown":[]}"#;
+        let sender = r#"{"version":1,"pid":7,"sealed":"encrypt","out":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":0,"operations":0}},"retransmissions":1,"errors":{}}"#;
+        let receiver = r#"{"sealed":"encrypt","in":{"cpu":{"bytes":327680000,"operations":5000},"staged":{"bytes":12,"operations":1}},"staged_reason":["no window"],"udp_reason":["no shared memory with any peer"],"errors":{"RetryExceeded":2},"unknown":[]}"#;
         fs::write(folder.join("7-0.json"), sender).unwrap();
         fs::write(folder.join("8-0.json"), receiver).unwrap();
         fs::write(folder.join("9-0.open"), "").unwrap();
@@ -222,7 +228,8 @@ mod tests {
         assert_eq!(
             read(&folder).to_string(),
             "3 devices opened (1 ended without a report); out: 328 MB cpu in 5000 operations; \
-             in: 328 MB cpu in 5000 operations, 12 B staged in 1 operation (staged: no window); 1 retransmission; \
+             in: 328 MB cpu in 5000 operations, 12 B staged in 1 operation (staged: no window); UDP encrypted; \
+             1 retransmission; \
              errors: RetryExceeded 2; no shared memory with any peer"
         );
         // A process that died at work, and what was refused to the others.

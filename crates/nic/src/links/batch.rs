@@ -39,7 +39,17 @@ pub struct TxBatch {
 impl TxBatch {
     /// An empty batch for a link with these capabilities.
     pub fn new(caps: Capabilities) -> Self {
-        Self { wire: WirePackets::new(caps), rings: RingPackets::default(), spilled: false }
+        Self::with_slab(caps, SLAB)
+    }
+
+    /// An empty batch whose packets for the wire take so many bytes.
+    pub(super) fn with_slab(caps: Capabilities, slab: usize) -> Self {
+        Self { wire: WirePackets::new(caps, slab), rings: RingPackets::default(), spilled: false }
+    }
+
+    /// An empty batch of the same size.
+    pub(super) fn empty_like(&self) -> Self {
+        Self::with_slab(self.capabilities(), self.wire.slab().len())
     }
 
     /// Sets the IP options of the packets begun from now on.
@@ -128,6 +138,27 @@ impl TxBatch {
         fits
     }
 
+    /// Adds a packet that `fill` writes completely, in place of another one. Returns whether it was
+    /// added: there was room, and `fill` agreed.
+    pub(super) fn put_closed(
+        &mut self,
+        like: &TxPacket,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
+        self.has_room_for(len) && self.wire.put_closed(like, len, fill)
+    }
+
+    /// Adds a packet that is complete. Returns whether there was room.
+    pub(super) fn put_message(&mut self, to: IpAddr, packet: &[u8]) -> bool {
+        self.has_room_for(packet.len()) && self.wire.put_message(&to, packet)
+    }
+
+    /// Whether it takes one more packet of that length.
+    pub(super) fn has_room_for(&self, len: usize) -> bool {
+        len <= MAX_PACKET.min(self.room()) && self.count() < MAX_PACKETS
+    }
+
     /// Whether that packet length is valid and fits.
     #[inline(always)]
     fn fits(&self, len: usize) -> bool {
@@ -138,7 +169,7 @@ impl TxBatch {
     /// Bytes of further packets that it takes.
     #[inline(always)]
     fn room(&self) -> usize {
-        SLAB - LEAD - self.wire.bytes - self.rings.bytes
+        (self.wire.slab().len() - LEAD).saturating_sub(self.wire.bytes + self.rings.bytes)
     }
 
     /// Current maximum payload of one run in that ring.

@@ -2,9 +2,23 @@
 
 use std::str::FromStr;
 
+use nobounce_protocol::seal::OVERHEAD;
+
+use super::peers_only::PeersOnlyLink;
+use super::sealed::{SealKeys, SealedLink};
 use super::shm::ShmLink;
 use super::udp::{UdpConfig, UdpLink};
 use super::{Link, OpenError};
+use crate::allow::AllowList;
+
+/// What a device demands of packets from the wire.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Guards {
+    /// They are sealed under one of these secrets.
+    pub(crate) keys: Option<SealKeys>,
+    /// They come from these peers.
+    pub(crate) peers: AllowList,
+}
 
 /// The link that packets take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,13 +46,20 @@ impl LinkChoice {
     }
 
     /// Opens the link, on the wire that is configured so.
-    pub(crate) fn open(self, wire: &UdpConfig) -> Result<Box<dyn Link>, OpenError> {
-        let udp = Box::new(UdpLink::prepare(wire)?);
+    pub(crate) fn open(self, wire: &UdpConfig, guards: &Guards) -> Result<Box<dyn Link>, OpenError> {
+        let added = if guards.keys.is_some() { OVERHEAD } else { 0 };
+        let mut udp: Box<dyn Link> = Box::new(UdpLink::prepare(&UdpConfig { added, ..*wire })?);
+        if !guards.peers.is_open() {
+            udp = Box::new(PeersOnlyLink::new(udp, guards.peers.clone()));
+        }
+        if let Some(keys) = &guards.keys {
+            udp = Box::new(SealedLink::new(udp, keys)?);
+        }
         match self {
             Self::Udp => Ok(udp),
             Self::Auto => {
                 let os = |source| OpenError::Os { addr: wire.addr, call: "opening shared memory", source };
-                Ok(Box::new(ShmLink::new(udp as Box<dyn Link>).map_err(os)?))
+                Ok(Box::new(ShmLink::new(udp).map_err(os)?))
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Links carry packets: `udp` is the wire; `shm`, `pcap` and `fault` wrap any link and are links
-//! themselves.
+//! Links carry packets: `udp` is the wire; `peers_only`, `sealed`, `shm`, `pcap` and `fault` wrap any
+//! link and are links themselves.
 
 #[macro_use]
 mod forward;
@@ -17,9 +17,11 @@ mod open_error;
 mod outbox;
 mod packet_writer;
 pub mod pcap;
+mod peers_only;
 pub(crate) mod port_table;
 mod ring_packets;
 pub mod rings;
+pub mod sealed;
 mod services;
 pub mod shm;
 mod slot;
@@ -30,6 +32,7 @@ mod unix;
 mod wire_packets;
 
 pub use batch::{MAX_PACKET, TxBatch};
+pub(crate) use choice::Guards;
 pub use choice::{LinkChoice, UnknownLink};
 pub(crate) use icrc_writers::IcrcWriters;
 pub use open_error::{Holder, OpenError};

@@ -21,6 +21,8 @@ pub(super) struct StubLink {
     pub(super) caps: Capabilities,
     pub(super) log: Log,
     pub(super) inbox: Vec<Vec<u8>>,
+    /// Where that comes from.
+    pub(super) from: IpAddr,
 }
 
 impl StubLink {
@@ -35,7 +37,7 @@ impl StubLink {
             host_addresses: &[],
         };
         let log = Log::default();
-        (Self { caps, log: Arc::clone(&log), inbox: Vec::new() }, log)
+        (Self { caps, log: Arc::clone(&log), inbox: Vec::new(), from: THERE }, log)
     }
 }
 
@@ -64,7 +66,7 @@ impl Link for StubLink {
             sink(&RxDatagram {
                 arrival: Arrival::Wire,
                 group: None,
-                src: THERE,
+                src: self.from,
                 src_port: ROCE_PORT,
                 bytes,
                 ip_id: 0,

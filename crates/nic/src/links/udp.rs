@@ -71,6 +71,8 @@ pub struct UdpConfig {
     pub gro: bool,
     /// Source ports of packets from this host.
     pub local_ports: LocalPorts,
+    /// Bytes that other links add to each packet.
+    pub added: usize,
 }
 
 /// Source ports from which packets of this host are taken.
@@ -107,6 +109,7 @@ impl Default for UdpConfig {
             gso: true,
             gro: true,
             local_ports: LocalPorts::default(),
+            added: 0,
         }
     }
 }
@@ -198,7 +201,7 @@ impl UdpLink {
             source_ports,
             max_segments: if gso { MAX_SEGMENTS } else { 1 },
             receive_offload,
-            max_path_mtu: interface::max_path_mtu(addr),
+            max_path_mtu: interface::max_path_mtu(addr, config.added),
             usual_hops: socket.hop_limit(addr),
             host_addresses,
         };

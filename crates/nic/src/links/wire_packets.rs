@@ -165,10 +165,10 @@ pub(super) struct WirePackets {
 }
 
 impl WirePackets {
-    pub(super) fn new(caps: Capabilities) -> Self {
+    pub(super) fn new(caps: Capabilities, slab: usize) -> Self {
         Self {
             caps,
-            slab: vec![0; SLAB].into_boxed_slice(),
+            slab: vec![0; slab].into_boxed_slice(),
             used: LEAD,
             bytes: 0,
             outside: Vec::new(),
@@ -201,6 +201,42 @@ impl WirePackets {
             crc.finalize()
         });
         self.commit(crc);
+    }
+
+    /// Adds a packet of `len` bytes in place of another one: for its receiver, by its port, with its
+    /// IP options. `fill` writes all of it, or returns false: then it is not added.
+    pub(super) fn put_closed(
+        &mut self,
+        like: &TxPacket,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
+        let destination = Destination::new(&like.dst, like.port, like.ip_options);
+        self.put_whole(destination, len, fill)
+    }
+
+    /// Adds a packet that is complete.
+    pub(super) fn put_message(&mut self, addr: &IpAddr, packet: &[u8]) -> bool {
+        let port = self.port(&PacketDestination { addr, port_hint: 0, ring: None });
+        let destination = Destination::new(addr, port, IpOptions::default());
+        self.put_whole(destination, packet.len(), |room| {
+            room.copy_from_slice(packet);
+            true
+        })
+    }
+
+    fn put_whole(
+        &mut self,
+        destination: Destination,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
+        let filled = self.open_packet(destination, len, len, false).is_some_and(|(room, _)| fill(room));
+        match self.open.take() {
+            Some(open) if filled => _ = self.place(&open),
+            _ => return false,
+        }
+        true
     }
 
     fn push_outside(&mut self, chunk: &SharedChunk, range: Range<usize>, head: Option<usize>) {
@@ -365,6 +401,10 @@ impl WirePackets {
         for index in first..end {
             let packet = self.packets[index];
             let len = packet.len as usize;
+            if !packet.has_icrc {
+                self.packets[index].ip_id = 0;
+                continue;
+            }
             let away = packet.outside.and_then(|at| self.outside.get(usize::from(at)));
             if let Some(outside) = away.filter(|outside| outside.head.is_none()) {
                 if let Some(icrc) = self.payload(outside).last_chunk().filter(|_| packet.dst.is_ipv4()) {

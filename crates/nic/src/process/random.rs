@@ -1,7 +1,7 @@
 //! Random numbers for keys, queue pair numbers and communication IDs.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,6 +16,21 @@ pub(crate) fn random_u32() -> u32 {
         return u32::from_ne_bytes(bytes);
     }
     unpredictable_enough()
+}
+
+/// Bytes that no one can guess.
+///
+/// # Errors
+/// The system gives none.
+pub(crate) fn seed() -> io::Result<[u8; 32]> {
+    let mut bytes = [0_u8; 32];
+    // SAFETY: as many writable bytes. For so few the call neither blocks (after boot) nor returns
+    // short.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got != 32 {
+        File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;
+    }
+    Ok(bytes)
 }
 
 /// 64 of them.

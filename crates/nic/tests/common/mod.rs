@@ -13,11 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
+use nobounce_nic::links::sealed::{KeySource, SealKeys};
 use nobounce_nic::soft::{
     Access, AsyncEvent, Config, Cq, Device, LinkChoice, LocalPorts, Mr, Mtu, Pd, Progress, Psn, Qp, QpAttr,
     QpState, Remote, Status,
 };
 use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
+use nobounce_protocol::seal::SealMode;
 
 pub(crate) const ALL_ACCESS: Access = Access::all();
 pub(crate) const MIB: usize = 1 << 20;
@@ -186,12 +188,19 @@ pub(crate) fn unguarded_udp(addr: &str) -> Config {
 
 pub(crate) fn config(addr: &str) -> Config {
     let addr = addr.parse::<IpAddr>().unwrap();
-    Config { addr, link: link(), engines: engines(), progress: progress(), ..Config::default() }
+    Config { addr, link: link(), engines: engines(), progress: progress(), key: key(), ..Config::default() }
 }
 
 /// The link of the tests: the whole matrix runs on either, by default on UDP.
 pub(crate) fn link() -> LinkChoice {
     std::env::var("NOBOUNCE_LINK").map_or(LinkChoice::Udp, |link| link.parse().unwrap())
+}
+
+/// The key of the tests, if configured: all of them pass over sealed packets but those that forge
+/// plain ones.
+fn key() -> Option<SealKeys> {
+    let named = std::env::var("NOBOUNCE_KEY").ok()?;
+    Some(SealKeys::read(KeySource::from_text(&named), SealMode::Encrypt).unwrap())
 }
 
 /// The number of engines of the tests, if configured.

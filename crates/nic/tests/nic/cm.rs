@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use crate::common::{End, MIB, child, config, role, unguarded};
-use nobounce_nic::soft::{BindError, Cm, CmChannel, Device, Psn, Qpn, Told};
+use nobounce_nic::soft::{BindError, Cm, CmChannel, Config, Device, Psn, Qpn, Told};
 use nobounce_nic::work::QpLimits;
 use nobounce_protocol::cm::{
     Accept, CommId, Connect, Event, GSI_QKEY, GSI_QPN, Ids, MAD_LEN, MessageKind, Req, ip, reason,
@@ -20,34 +20,42 @@ use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT};
 const SERVICE: u64 = 0x0106_04d2;
 const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
-struct Side {
-    cm: Cm,
+pub(crate) struct Side {
+    pub(crate) cm: Cm,
     channel: CmChannel,
 }
 
 impl Side {
     fn open(addr: &str) -> Self {
-        let cm = Device::open(&unguarded(addr)).unwrap().cm().unwrap();
+        Self::open_as(&unguarded(addr))
+    }
+
+    pub(crate) fn open_as(config: &Config) -> Self {
+        let cm = Device::open(config).unwrap().cm().unwrap();
         Self { cm, channel: CmChannel::new().unwrap() }
     }
 
     fn listening(addr: &str, backlog: usize) -> Self {
-        let side = Self::open(addr);
+        Self::listening_as(&unguarded(addr), backlog)
+    }
+
+    pub(crate) fn listening_as(config: &Config, backlog: usize) -> Self {
+        let side = Self::open_as(config);
         side.cm.bind(SERVICE).unwrap();
         side.cm.listen(SERVICE, backlog, &side.channel, 1).unwrap();
         side
     }
 
-    fn local(&self) -> IpAddr {
+    pub(crate) fn local(&self) -> IpAddr {
         self.cm.device().local()
     }
 
-    fn connect(&self, to: IpAddr, qpn: u32) -> CommId {
+    pub(crate) fn connect(&self, to: IpAddr, qpn: u32) -> CommId {
         self.cm.connect(request(self.local(), to, qpn), &self.channel, 2).unwrap()
     }
 
     /// The next event within the time.
-    fn event_within(&self, time: Duration) -> Option<Event> {
+    pub(crate) fn event_within(&self, time: Duration) -> Option<Event> {
         let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now()).as_millis() as i32;

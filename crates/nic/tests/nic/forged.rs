@@ -45,7 +45,7 @@ impl Forger {
         Self { socket, flow }
     }
 
-    fn send(&self, bytes: &[u8]) {
+    pub(crate) fn send(&self, bytes: &[u8]) {
         self.socket.send_to(bytes, (self.flow.dst, ROCE_PORT)).unwrap();
     }
 
@@ -232,10 +232,10 @@ fn garbage_in_the_handover_socket_is_refused() {
 }
 
 /// Numbers that look random and are the same each time.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -41,6 +41,8 @@ mod presence;
 mod refusals;
 mod report;
 mod reregister;
+mod sealed;
+mod selective;
 mod shm;
 mod shm_datagrams;
 mod srq;

@@ -18,16 +18,17 @@ const ETHERNET_MTU: u32 = 1500;
 const UDP: usize = 8;
 
 /// The largest path MTU whose packets pass the interface that has `addr` without being fragmented.
-pub(super) fn max_path_mtu(addr: IpAddr) -> u32 {
+/// `added` bytes are added to each of them.
+pub(super) fn max_path_mtu(addr: IpAddr, added: usize) -> u32 {
     if addr.is_loopback() {
         return PATH_MTUS[0];
     }
-    fitting(addr, mtu_of(addr).unwrap_or(ETHERNET_MTU))
+    fitting(addr, mtu_of(addr).unwrap_or(ETHERNET_MTU), added)
 }
 
-fn fitting(addr: IpAddr, mtu: u32) -> u32 {
+fn fitting(addr: IpAddr, mtu: u32, added: usize) -> u32 {
     let ip = if addr.is_ipv4() { 20 } else { 40 };
-    let overhead = u32::try_from(ip + UDP + HEADERS + ICRC_LEN).unwrap_or(u32::MAX);
+    let overhead = u32::try_from(ip + UDP + HEADERS + ICRC_LEN + added).unwrap_or(u32::MAX);
     PATH_MTUS.into_iter().find(|p| p.saturating_add(overhead) <= mtu).unwrap_or(256)
 }
 
@@ -73,9 +74,10 @@ mod tests {
             (v6, 1280, 1024),
             (v4, 100, 256),
         ] {
-            assert_eq!(fitting(addr, mtu), want, "{addr} {mtu}");
+            assert_eq!(fitting(addr, mtu, 0), want, "{addr} {mtu}");
         }
-        assert_eq!(max_path_mtu(IpAddr::from([127, 9, 9, 9])), 4096);
+        assert_eq!((fitting(v4, 4207, 40), fitting(v4, 4208, 40), fitting(v4, 1500, 40)), (2048, 4096, 1024));
+        assert_eq!(max_path_mtu(IpAddr::from([127, 9, 9, 9]), 40), 4096);
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Transmitter {
         }
         let left = self.push(batch.wire_mut(), 0, &socket);
         if left < batch.packets().len() {
-            let empty = self.spare.take().unwrap_or_else(|| TxBatch::new(batch.capabilities()));
+            let empty = self.spare.take().unwrap_or_else(|| batch.empty_like());
             self.waiting = Some((mem::replace(batch, empty), left));
             self.retry_at = now_ns() + RETRY_NS;
         }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::qp::Status;
+use nobounce_protocol::seal::SealMode;
 
 use crate::soft::config::Config;
 use crate::soft::counters::{self, Counters};
@@ -30,6 +31,8 @@ pub(crate) struct Identity {
     /// Which threads drive it.
     pub(crate) progress: &'static str,
     pub(crate) speed: PortSpeed,
+    /// How its packets are sealed.
+    pub(crate) sealed: Option<SealMode>,
 }
 
 /// The sum of what a device's engines have done.
@@ -108,14 +111,14 @@ pub(crate) fn so_far(identity: Identity, totals: &Totals) -> String {
 }
 
 /// The fields known at open.
-pub(crate) fn head(Identity { local, progress, speed }: Identity) -> String {
+pub(crate) fn head(Identity { local, progress, speed, sealed }: Identity) -> String {
     let (pid, program) = (std::process::id(), text(cut(&program_name().to_string_lossy(), MOST_NAME)));
-    let gigabits = speed.gigabits();
+    let (gigabits, sealed) = (speed.gigabits(), sealed.map_or("no", SealMode::name));
     let device = Config::device_name(local);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     format!(
         "\"version\": 1, \"pid\": {pid}, \"program\": {program}, \"device\": \"{device}\", \"address\": \"{local}\", \
-         \"since\": {since}, \"progress\": \"{progress}\", \"rate_gbps\": {gigabits}"
+         \"since\": {since}, \"progress\": \"{progress}\", \"rate_gbps\": {gigabits}, \"sealed\": \"{sealed}\""
     )
 }
 

@@ -4,9 +4,9 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::Duration;
 
 use nobounce_protocol::qp::{Mtu, Service};
+use nobounce_protocol::seal::SealMode;
 
 use crate::links::Link;
 use crate::soft::config::Config;
@@ -14,6 +14,7 @@ use crate::soft::config::Progress;
 use crate::soft::counters::Counters;
 use crate::soft::engine::Joint;
 use crate::soft::engine::memory_windows::Windows;
+use crate::soft::engine::presence::PresenceConfig;
 use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::totals;
 use crate::soft::engine::totals::{Identity, Totals};
@@ -100,6 +101,7 @@ pub struct Device {
     local: IpAddr,
     max_mtu: Mtu,
     speed: PortSpeed,
+    sealed: Option<SealMode>,
 }
 
 impl Device {
@@ -112,7 +114,9 @@ impl Device {
         let maker = LinkMaker::new(config)?;
         let link = maker.link(0)?;
         let engines = (Some(maker), config.engines());
-        Self::with(link, engines, (config.progress.mode(), config.speed), config.keep_alive)
+        let presence = PresenceConfig::of(config);
+        let sealed = config.key.as_ref().map(|key| key.mode);
+        Self::with(link, engines, (config.progress.mode(), config.speed, sealed), presence)
     }
 
     /// A device with one engine, on the caller's link.
@@ -120,14 +124,15 @@ impl Device {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
-        Self::with(link, (None, 1), (Progress::default().mode(), PortSpeed::default()), None)
+        let settings = (Progress::default().mode(), PortSpeed::default(), None);
+        Self::with(link, (None, 1), settings, PresenceConfig::default())
     }
 
     fn with(
         link: Box<dyn Link>,
         (maker, engines): (Option<LinkMaker>, usize),
-        (mode, speed): (Mode, PortSpeed),
-        keep_alive: Option<Duration>,
+        (mode, speed, sealed): (Mode, PortSpeed, Option<SealMode>),
+        presence: PresenceConfig,
     ) -> Result<Self, OpenError> {
         let local = link.local();
         let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
@@ -138,9 +143,9 @@ impl Device {
             windows: windows.clone(),
             overflows: Arc::default(),
             sharers: (engines > 1).then(Arc::default),
-            keep_alive,
+            presence,
         };
-        let identity = Identity { local, progress: mode.name(), speed };
+        let identity = Identity { local, progress: mode.name(), speed, sealed };
         let reports = Report::all(identity);
         let files: Vec<_> = reports.iter().filter_map(Report::snapshots).collect();
         let keeper = (!files.is_empty()).then(|| Keeper::new(files, totals::head(identity)));
@@ -149,7 +154,7 @@ impl Device {
         let (counts, next_id) = (ObjectCounts::default(), AtomicU32::new(1));
         let shared =
             Arc::new(Shared { engines, events, counts, windows, ending, next_id, is_ipv4: local.is_ipv4() });
-        Ok(Self { shared, local, max_mtu, speed })
+        Ok(Self { shared, local, max_mtu, speed, sealed })
     }
 
     /// Its address.
@@ -165,6 +170,11 @@ impl Device {
     /// The speed that its port states.
     pub fn speed(&self) -> PortSpeed {
         self.speed
+    }
+
+    /// How its packets by UDP are sealed; `None` without a key.
+    pub fn sealed(&self) -> Option<SealMode> {
+        self.sealed
     }
 
     /// Its limits.
@@ -281,7 +291,8 @@ impl Device {
     /// Its totals so far, as the JSON object of its final report (docs/reference/json.md); `None`
     /// in a forked child.
     pub fn report(&self) -> Option<String> {
-        let identity = Identity { local: self.local, progress: self.progress(), speed: self.speed };
+        let Self { local, speed, sealed, .. } = *self;
+        let identity = Identity { local, progress: self.progress(), speed, sealed };
         self.shared.totals().map(|totals| totals::so_far(identity, &totals))
     }
 

@@ -19,7 +19,7 @@ use nobounce_protocol::timing::Nanos;
 use crate::links::fault::FaultLink;
 use crate::links::pcap::{self, PcapLink, Recorder};
 use crate::links::udp::UdpConfig;
-use crate::links::{Link, now_ns};
+use crate::links::{Guards, Link, now_ns};
 use crate::process::eventfd::EventFd;
 use crate::soft::config::Config;
 use crate::soft::engine::snapshot::Keeper;
@@ -48,7 +48,8 @@ impl LinkMaker {
         let Self { config, recorder } = self;
         let Config { addr, gso, gro, local_ports, .. } = *config;
         let udp = UdpConfig { addr, gso, gro, local_ports, ..UdpConfig::default() };
-        let mut link = config.link.open(&udp)?;
+        let guards = Guards { keys: config.key.clone(), peers: config.peers.clone() };
+        let mut link = config.link.open(&udp, &guards)?;
         // The capture wraps the faults: it shows intended sends, and actual receives.
         if let Some(mut fault) = config.fault {
             // Each has its own seed; otherwise all would drop the same packets.
