@@ -300,7 +300,10 @@ fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Findin
 fn path_without_method(pair: &Pair<'_>) -> Judged {
     let mut reasons = Vec::new();
     let mut unknown = false;
-    for answer in [&pair.export, &pair.import, &pair.register, &pair.peermem] {
+    // Registering is the last step: it is open only where the others are not in its way.
+    let early = pair.export.is_no() || pair.import.is_no();
+    let register = (!early || pair.register.is_no()).then_some(&pair.register);
+    for answer in [&pair.export, &pair.import].into_iter().chain(register).chain([&pair.peermem]) {
         match answer {
             Answer::No(_, why) => reasons.push(why.clone()),
             Answer::Unknown(why) => {

@@ -144,6 +144,10 @@ fn what_the_hardware_makes_moot_goes_below_it() {
         ("/pci/*/iommu", json!({"group": 7, "kind": "DMA-FQ"})),
         ("/nics/*/dma_buf_probe", json!({"ok": false, "errno": 95, "detail": "Operation not supported"})),
     ];
+    // Neither with the module nor without it is loading it the way out.
+    let without = facts("dgx-h100", &["/kernel/modules/nvidia_peermem"], &set);
+    let text = said(&without);
+    assert!(text.contains("error nic-no-dmabuf") && !text.contains("modprobe"), "{text}");
     let facts = facts("dgx-h100", &[], &set);
     let found = diagnose(&facts).findings;
     assert_eq!(found[0].id, "nic-no-dmabuf", "{found:#?}");

@@ -144,6 +144,8 @@ impl<'a> Pair<'a> {
             _ => Answer::Unknown("registering its dma-buf was not tried".to_owned()),
         };
         let (export, import) = (export.clone(), import.clone());
+        let is_closed_type =
+            adapters::without_dma_buf(nic).is_some() && !matches!(peermem, Answer::No("gpu-class", _));
         let peermem = match of_pair("peermem") {
             Some(r) if r.probe.ok => Answer::Yes("registered by probe".to_owned()),
             Some(r) if methods::is_refused(facts, r) && !peermem.is_no() => {
@@ -153,8 +155,8 @@ impl<'a> Pair<'a> {
             _ if nic.is_software() => {
                 Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned())
             }
-            // If no module is loaded either, report that first.
-            _ if !peermem.is_no()
+            // If no module is loaded either, report that first, unless the type is the whole cause.
+            _ if (!peermem.is_no() || is_closed_type)
                 && let Some(driver) = adapters::without_peer_memory(nic) =>
             {
                 let product = adapters::product(driver);

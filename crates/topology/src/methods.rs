@@ -223,7 +223,7 @@ fn module(facts: &Facts, gpu: &Gpu) -> Answer {
     let loaded = |name: &str| kernel.is_loaded(name);
     let (new, old) = (loaded("nvidia_peermem"), loaded("nv_peer_mem"));
     if new == Some(false) && old == Some(false) {
-        return Answer::No("peermem-not-loaded", "nvidia_peermem is not loaded".to_owned());
+        return Answer::No("peermem-not-loaded", "no peer-memory module is loaded".to_owned());
     }
     if new.is_none() {
         return Answer::Unknown("the list of modules could not be read".to_owned());

@@ -35,7 +35,7 @@ fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let fix = if virtual_gpu {
         "ask the operator for a GPU passed through as a whole, or a vGPU type with GPUDirect support"
     } else {
-        "use a data-centre or RTX professional GPU for GPUDirect; on this GPU use staging (NCCL and UCX do), or `nobounce run`, whose window works where the driver allows it"
+        "use a data-centre or RTX professional GPU for GPUDirect; on this one NCCL and UCX stage. `nobounce run --` before the program uses the window, where the driver allows it"
     };
     found.push(
         Finding::new("gpu-class", severity, format!("{}: the driver does not support GPUDirect RDMA for it", first.title()))
