@@ -203,6 +203,7 @@ impl UdpLink {
             receive_offload,
             max_path_mtu: interface::max_path_mtu(addr, config.added),
             usual_hops: socket.hop_limit(addr),
+            sealed: false,
             host_addresses,
         };
         Ok(Self {
