@@ -29,15 +29,20 @@ ROOMS = {
     "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"})],
     "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "join_error", "control_memory", "world"})],
     "crates/topology": [
-        ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"methods", "usable", "tree", "analysis", "bandwidth", "platform", "nearest"}),
+        ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"adapters", "gpudirect", "methods", "usable", "tree", "analysis", "bandwidth", "iommu", "platform", "nearest"}),
     ],
     # The parts of a transfer, the estimate and its reports name each other's types.
     "crates/predict": [
-        ("numbers", {"constants", "factor", "least_squares"}),
-        ("model", {"fabric", "slot", "parts", "machine", "route", "software", "soft", "model", "staging", "window", "cluster", "measured", "calibration", "seen", "report", "upgrade", "plot"}),
+        ("numbers", {"constants", "factor", "fitted", "interval_table", "least_squares"}),
+        ("model", {"fabric", "slot", "kinds", "parts", "parts_error", "machine", "route", "software", "soft", "model", "staging", "window", "cluster", "measured", "calibration", "seen", "report", "upgrade", "plot", "plot_cluster", "basis", "interval"}),
+        ("validation", {"published", "validation"}),
     ],
     "crates/diagnose": [
-        ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl", "storage_verdict"}), ("checks", {"checks", "lost", "diagnosis"}), ("reports", {"report", "storage_report", "draw", "log", "fuzzing"}),
+        ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl", "storage_verdict"}), ("checks", {"checks", "severity", "fold", "words", "lost", "diagnosis"}), ("reports", {"report", "storage_report", "draw", "log", "fuzzing"}),
+    ],
+    "crates/fabric": [
+        ("numbers", {"units", "stats", "queue"}), ("control", {"control"}), ("config", {"config"}), ("shape", {"topology", "packet"}),
+        ("parts", {"end", "links", "messages"}), ("network", {"network"}), ("traffic", {"workload"}), ("report", {"report"}),
     ],
     "crates/verbs": [("layouts", {"address", "completion", "context", "cq_ex", "device", "domain", "event", "kernel", "memory", "port", "qp", "qp_ex", "srq", "work"})],
     # The driver's calls and its state know each other: one object, as in CUDA's own library.
@@ -46,7 +51,7 @@ ROOMS = {
         ("driver", {"call", "capture", "context", "copy", "device", "event", "export", "knobs", "lane", "malloc", "memory", "spoil", "stream", "vmm", "world"}),
         ("more calls", {"host", "ipc", "kernel", "pointer"}),
     ],
-    "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("bench", {"bench"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("files", {"files"}), ("serve", {"serve"}), ("run", {"run"}), ("cdi", {"cdi"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
+    "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("sim", {"sim"}), ("bench", {"bench"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("files", {"files"}), ("serve", {"serve"}), ("run", {"run"}), ("cdi", {"cdi"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
     "kubernetes/device-plugin": [("words", {"names", "log", "testing"}), ("formats", {"messages", "socket"}), ("state", {"cdi", "devices"}), ("calls", {"service", "kubelet"}), ("resource", {"resource", "args"})],
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "find_object", "notice", "reserve"}), ("view", {"view", "own_view", "shared_dir"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],

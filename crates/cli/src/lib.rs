@@ -15,6 +15,7 @@
 //! run          other programs on nb0
 //! bench        measurements
 //! predict      what to expect
+//! sim          fabrics on a virtual clock
 //! doctor       why GPUDirect is off
 //! live  http   published counters, a local server
 //! log  size    words
@@ -25,7 +26,7 @@
 //! | `run` | the environment of another program, its report |
 //! | `bench` | cases, both ends, tables, plots |
 //! | `ui`, `live`, `http` | the page, what devices publish, the server |
-//! | `doctor`, `predict` | commands on `nobounce-diagnose` and `nobounce-predict` |
+//! | `doctor`, `predict`, `sim` | commands on `nobounce-diagnose`, `nobounce-predict`, `nobounce-fabric` |
 
 mod bench;
 mod cdi;
@@ -43,6 +44,7 @@ mod metrics;
 mod predict;
 mod run;
 mod serve;
+mod sim;
 mod size;
 #[cfg(feature = "top")]
 mod top;
@@ -83,6 +85,8 @@ enum Command {
     Topo(doctor::args::TopoArgs),
 
     Predict(Box<predict::args::PredictArgs>),
+
+    Sim(Box<sim::args::SimArgs>),
 
     Ui(ui::args::UiArgs),
 
@@ -142,6 +146,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => return doctor::main(&args),
         Command::Topo(args) => return doctor::topo(&args),
         Command::Predict(args) => return predict::main(&args),
+        Command::Sim(args) => return sim::main(&args),
         Command::Ui(args) => return ui::main(&args),
         Command::Report(args) => return ui::report(&args),
         #[cfg(feature = "top")]

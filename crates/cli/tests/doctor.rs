@@ -53,8 +53,39 @@ fn a_healthy_machine_ends_with_0_and_a_sick_one_with_1() {
     let sick = nobounce(&["doctor", "--example", "container"]);
     assert_eq!(sick.status.code(), Some(1));
     assert!(out(&sick).contains("error   no-dev-infiniband"), "{}", out(&sick));
-    assert!(out(&sick).contains("docker run --device /dev/infiniband"), "{}", out(&sick));
+    assert!(out(&sick).contains("--device /dev/infiniband --cap-add"), "{}", out(&sick));
     assert!(out(&sick).lines().count() < 40, "the report is not short:\n{}", out(&sick));
+}
+
+#[test]
+fn a_program_is_run_and_what_it_logged_explained() {
+    let run = |script: &str| nobounce(&["doctor", "--example", "dgx-h100", "--", "sh", "-c", script]);
+    let line = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0";
+    let ended = run(&format!("echo '{line}/GDRDMA'; echo $NCCL_DEBUG"));
+    assert_eq!(ended.status.code(), Some(0), "{}", out(&ended));
+    assert!(out(&ended).contains("\nINFO\n"), "NCCL is told to log: {}", out(&ended));
+    assert!(out(&ended).contains("NCCL log, 1 lines: 1 direct (GPUDirect)"), "{}", out(&ended));
+    // Staged connections are exit code 1; a program's own failure comes first.
+    assert_eq!(run(&format!("echo '{line}' >&2")).status.code(), Some(1));
+    assert_eq!(run(&format!("echo '{line}'; exit 3")).status.code(), Some(3));
+    let silent = run("echo hello");
+    assert_eq!(silent.status.code(), Some(0));
+    assert!(out(&silent).contains("none of the 1 lines"), "{}", out(&silent));
+    assert_eq!(nobounce(&["doctor", "--example", "dgx-h100", "--", "/nowhere"]).status.code(), Some(2));
+}
+
+#[test]
+fn an_error_in_a_facts_file_names_the_field() {
+    let folder = Folder::new("field");
+    let text = out(&nobounce(&["doctor", "--example", "dgx-a100", "--save", "-"]));
+    let path = folder.file("facts.json", &text.replacen("\"lanes\": 4", "\"lanes\": \"four\"", 1));
+    let refused = nobounce(&["doctor", "--facts", &path]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        err(&refused).contains("nics[0].ports[0].lanes") && err(&refused).contains("expected u32"),
+        "{}",
+        err(&refused)
+    );
 }
 
 #[test]

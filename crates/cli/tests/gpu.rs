@@ -360,3 +360,17 @@ fn doctor_reads_a_file_into_the_memory_of_a_gpu() {
     let gpu = gpu.unwrap_or_else(|| panic!("no GPU was read into: {stdout}"));
     assert_eq!((&gpu["ok"], gpu["bytes"].as_u64()), (&true.into(), Some((9 << 20) + 5)), "{gpu}");
 }
+
+#[test]
+fn doctor_takes_attributes_that_the_driver_does_not_know_as_unknown() {
+    let mut command = nobounce("doctor --save - --no-probe");
+    let (code, stdout, stderr) = output(command.env("FAKE_CUDA_UNKNOWN_ATTRIBUTES", "116,124"));
+    assert_eq!(code, Some(0), "{stderr}");
+    let facts: Value = serde_json::from_str(&stdout).expect("facts are JSON");
+    let gpus = facts["gpus"].as_array().expect("GPUs");
+    let gpu = gpus.iter().find(|gpu| gpu["name"].as_str().is_some_and(|name| name.contains("stand-in")));
+    let gpu = gpu.unwrap_or_else(|| panic!("no stand-in: {stdout}"));
+    assert_eq!(gpu["gpudirect_rdma"]["unread"], "the driver does not know attribute 116", "{gpu}");
+    assert_eq!(gpu["dma_buf"]["unread"], "the driver does not know attribute 124", "{gpu}");
+    assert_eq!(gpu["gpudirect_rdma_vmm"], true, "{gpu}");
+}

@@ -78,6 +78,37 @@ fn a_cluster_shows_time_hours_and_money() {
 }
 
 #[test]
+fn what_is_not_known_is_not_predicted() {
+    for words in [
+        vec!["--link", "tcp:100"],
+        vec!["--link", "efa:100", "--size", "8"],
+        vec!["--link", "ib:ndr", "--distance", "SYS"],
+        vec!["--link", "ib:ndr", "--memory", "host", "--rails", "8"],
+        vec!["--link", "ib:ndr", "--software", "gpu-initiated"],
+    ] {
+        assert!(text(&words).contains("not predicted: "), "{words:?}");
+        let json: serde_json::Value =
+            serde_json::from_str(&text(&[words.clone(), vec!["--json"]].concat())).unwrap();
+        assert!(json["rows"][0]["not_predicted"].is_string(), "{words:?}");
+    }
+    assert!(text(&["--validation"]).contains("inside the printed interval"));
+}
+
+#[test]
+fn pictures_and_titles_say_what_was_changed() {
+    let path = file("cluster.svg");
+    let name = path.to_str().unwrap().to_owned();
+    let words =
+        ["--machine", "dgx-h100", "--nodes", "4", "--bytes", "1G", "--distance", "NODE", "--plot", &name];
+    let text = text(&words);
+    assert!(text.contains("changed: distance NODE") && !text.contains(", PIX"), "{text}");
+    assert!(text.contains("bus GB/s") && text.contains("direct is limited by"), "{text}");
+    assert!(std::fs::read_to_string(&path).unwrap().contains("all-reduce, ring"));
+    std::fs::remove_file(&path).unwrap();
+    assert!(refused(&["--machine", "dgx-h100", "--plot", "h100.png"]).contains("ends in .svg"));
+}
+
+#[test]
 fn what_cannot_be_is_explained() {
     for (words, wanted) in [
         (vec!["--link", "ib:ndr", "--nic-slot", "gen5x32"], "PCIe lanes 32"),

@@ -4,9 +4,12 @@ use serde::Serialize;
 
 use crate::checks;
 use crate::finding::{Finding, Severity};
+use crate::fold;
 use crate::lost;
+use crate::severity;
 use crate::storage_verdict::StorageDiagnosis;
 use crate::verdict::{self, Verdict};
+use crate::words;
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Facts, SCHEMA};
 
@@ -17,7 +20,7 @@ pub struct Diagnosis {
     pub schema: u32,
     /// The name of the machine, if the facts have it.
     pub host: Option<String>,
-    /// Findings, the gravest first.
+    /// Findings, the gravest first; those below another (`under`) follow it.
     pub findings: Vec<Finding>,
     /// Every GPU with every adapter.
     pub verdicts: Vec<Verdict>,
@@ -31,9 +34,24 @@ pub struct Diagnosis {
 /// Runs all checks.
 #[must_use]
 pub fn diagnose(facts: &Facts) -> Diagnosis {
+    with_findings(facts, Vec::new())
+}
+
+/// The same, with what differs from the machine at the other end.
+#[must_use]
+pub fn diagnose_with_peer(facts: &Facts, peer: &Facts) -> Diagnosis {
+    with_findings(facts, checks::peer::compare(facts, peer))
+}
+
+fn with_findings(facts: &Facts, more: Vec<Finding>) -> Diagnosis {
+    let facts = &facts.clone().in_order();
     let analysis = Analysis::of(facts);
-    let findings = checks::run(&analysis);
-    let verdicts = verdict::of(&analysis, &findings);
+    let mut findings = checks::run(&analysis);
+    findings.extend(more);
+    let mut verdicts = verdict::of(&analysis, &findings);
+    severity::settle(&mut findings, &verdicts);
+    let mut findings = fold::fold(findings, &verdicts);
+    words::name_devices(facts, &mut findings, &mut verdicts);
     let direct_is_lost = facts.gpus.iter().any(|gpu| lost::is_lost(gpu, &verdicts, &findings));
     let storage = facts.storage.as_ref().map(|storage| checks::storage::diagnose(&analysis, storage));
     Diagnosis { schema: SCHEMA, host: facts.host.clone(), findings, verdicts, direct_is_lost, storage }

@@ -37,6 +37,8 @@ explanations! {
     "Desktop cards and some inference cards (T4) have a BAR1 of 256 MiB. About 220 MiB of it can be registered with adapters at one time, by all processes together. Larger registrations fail with ENOMEM; libraries that register whole pools crash.\nIf card and board support resizable BAR, BAR1 can be as large as the memory: enable it in the firmware setup. Otherwise register a window at a time, or stage.";
     "bar1-unassigned", "The firmware assigned no BAR1 to a GPU",
     "The firmware could not place the GPU's memory regions, usually because they do not fit below 4 GiB. Enable 'Above 4G decoding', or boot with pci=realloc.";
+    "bar1-uncached", "The driver maps BAR1 uncached",
+    "With RmForceDisableIomapWC=1 in NVreg_RegistryDwords the driver maps BAR1 without write combining. GPUDirect Storage by P2PDMA requires it on x86. The CPU's window onto GPU memory, which nobounce's software NIC and GDRCopy use, then becomes many times slower. DMA of adapters and drives is not concerned.";
     "closed-module", "NVIDIA's closed kernel module does not export dma-bufs",
     "dma-buf is the kernel's method to share memory of one device with another, and needs no peer-memory module. Only the open kernel module exports dma-bufs (515 and newer, Turing and newer). If it is loaded, /proc/driver/nvidia/version contains 'Open Kernel Module'.\nFix: install the open variant of the same driver version and reboot, or use nvidia_peermem.";
     "confidential", "Confidential computing is on",
@@ -53,6 +55,8 @@ explanations! {
     "cuMemGetHandleForAddressRange failed, or attribute 124 (DMA_BUF_SUPPORTED) is 0, and the facts show no cause. Known causes: a closed kernel module, a driver before 515, a CUDA library before 11.7, a virtual GPU without host support, GeForce cards.";
     "dmabuf-nic", "The adapter does not support dma-buf",
     "ibv_reg_dmabuf_mr with descriptor -1 must fail with EBADF. EOPNOTSUPP (95) or EPROTONOSUPPORT (93) means that the kernel driver of this adapter does not implement it. mlx5 does since kernel 5.12 or MLNX_OFED 5.6; bnxt_re, irdma and efa since later versions; rxe and siw do not.";
+    "dmabuf-register", "The adapter refused exported GPU memory",
+    "The GPU's driver exported memory as a dma-buf, and ibv_reg_dmabuf_mr of that dma-buf failed. The GPU side is fine. Known causes: a driver of the adapter that implements the call only in part, old firmware, a size that exceeds BAR1 (ENOMEM), an adapter behind another root complex. The kernel log has the reason.\nManual check: sudo dmesg | tail; ib_write_bw --use_cuda=0 --use_cuda_dmabuf.";
     "driver-mismatch", "Driver library and kernel module have different versions",
     "NVML reports 'Driver/library version mismatch'. The package was upgraded while the old module was loaded, or a container has its own library. Reload the modules, or reboot; in containers use the NVIDIA container toolkit, which mounts the host's libraries.";
     "driver-too-old", "The driver is too old for dma-buf",
@@ -107,6 +111,8 @@ explanations! {
     "amdgpu shares its memory with other devices only with CONFIG_PCI_P2PDMA, CONFIG_DMABUF_MOVE_NOTIFY (always on in newer kernels) and CONFIG_HSA_AMD_P2P. With NVIDIA's driver, this check reports a failed dma-buf export while CONFIG_PCI_P2PDMA is off. Manual check: grep -E 'P2PDMA|MOVE_NOTIFY|HSA_AMD_P2P' /boot/config-$(uname -r).";
     "kernel-too-old", "The kernel is too old for dma-buf in verbs",
     "Verbs support dma-buf since kernel 5.12; OFED and DOCA add it to older kernels.";
+    "known-bad", "A combination of versions that is known to fail",
+    "Some versions of NCCL, UCX, the NVIDIA driver, nv_peer_mem or the kernel crash, hang or refuse registrations in certain combinations. The finding names the public report, the versions and a way out. The verdict of the library or the path changes, even if every other fact is right.";
     "link-layers", "Some adapters are InfiniBand, others Ethernet",
     "Servers often have adapters for storage and management beside those of the compute network. NCCL uses every active adapter unless NCCL_IB_HCA is set, UCX unless UCX_NET_DEVICES is set. If an adapter of the compute network is Ethernet by mistake, mlxconfig -d DEVICE set LINK_TYPE_P1=1 makes it InfiniBand.";
     "max-payload", "PCIe packets are smaller than they could be",
@@ -121,6 +127,8 @@ explanations! {
     "In rootless containers ulimit -l may show 'unlimited', while the kernel enforces the limit of the outer user, 64 KiB or 8 MiB. The probe failed to lock memory.";
     "mig", "The GPU is partitioned (MIG)",
     "MIG instances are separate devices: each has a part of memory and of BAR1, and no P2P with the others. GPUDirect RDMA works from an instance. NCCL does not support several ranks on instances of one GPU.";
+    "moves-no-data", "A pair registers, but moves no bytes",
+    "doctor --prove registered memory of the GPU with the adapter, and moving bytes then failed or gave wrong bytes. A registration alone does not prove a path: ACS, the IOMMU, a wrong address (GID) or a faulty link show only when bytes move. The verdict is therefore not direct.";
     "mtu-differs", "Adapters have different MTUs",
     "Peers agree on the smaller MTU when they connect. A switch port with an even smaller MTU drops large packets, and connections hang.";
     "mtu-small", "RDMA packets are small",
@@ -159,6 +167,8 @@ explanations! {
     "NCCL supports dma-buf since 2.13. Before 2.23 it detects nvidia_peermem only by nv_mem (or nv_mem_nc) in /sys/kernel/mm/memory_peers. Newer OFEDs, DOCA and kernels have no such directory although registration works, so NCCL logs 'GPU Direct RDMA Disabled for HCA'. Frameworks bundle their own NCCL: python -c 'import torch; print(torch.cuda.nccl.version())'.\nFix: a current NCCL; or, for 2.13 to 2.22, the open kernel module, whose dma-bufs it detects.";
     "nic-behind-slot", "The adapter's slot is slower than its network",
     "An adapter of 400 Gb/s needs PCIe Gen5 x16, one of 200 Gb/s Gen4 x16. In a narrower slot the PCIe link is the bottleneck.";
+    "nic-no-dmabuf", "The adapter's type has no dma-buf",
+    "Some drivers do not implement dma-buf registration: Omni-Path (hfi1), True Scale (qib), mlx4, cxgb4, usNIC, VMware's paravirtual RDMA. No kernel and no version of rdma-core adds it. mlx4 and cxgb4 can use peer memory. Omni-Path and True Scale cannot: their way to GPU memory is PSM2 with CUDA, which is no verbs library.";
     "nic-no-rdma", "RDMA-capable adapters have no RDMA device",
     "The PCI tree shows the adapter, but /sys/class/infiniband is empty: the RDMA module of its driver (mlx5_ib, bnxt_re, irdma, efa) or ib_uverbs is not loaded, or the adapter is in a mode without RDMA.";
     "nic-open", "An adapter cannot be opened",
@@ -193,6 +203,16 @@ explanations! {
     "Not a fault: the slot is of an older generation or has fewer lanes.";
     "pcie-unread", "PCIe settings of an adapter could not be read",
     "Relaxed ordering, MaxReadReq and ATS are beyond the first 64 bytes of the configuration space, which only root may read.";
+    "peer-gid", "The peer has another kind of RoCE address",
+    "Both ends of a connection need one kind: RoCE v2 (UDP) or v1, and one address family. Compare show_gids of both machines. Indexes need not agree if NCCL_IB_GID_INDEX is unset.";
+    "peer-link-layer", "The peer has another kind of network",
+    "One machine has only InfiniBand ports, the other only Ethernet ports. They cannot connect.";
+    "peer-mtu", "The peer has another MTU",
+    "Two ends agree on the smaller MTU at connection time. What fails is a switch or a router on the path with a smaller MTU than both.";
+    "peer-rate", "The peer's links have another speed",
+    "The bandwidth of a connection is that of its slower end.";
+    "peer-version", "The peer has another version of a library",
+    "All ranks of a job need one version of NCCL: the handshake of different versions fails or hangs. UCX connects between versions.";
     "peermem-amd", "amdgpu is not registered with ib_core",
     "amdgpu registers with OFED's peer-memory interface if built against it. Since kernel 6.3 it cannot resolve the symbol: use dma-buf.";
     "peermem-nic", "The adapter's driver does not use peer memory",
@@ -211,6 +231,8 @@ explanations! {
     "The cable, the switch or the interface is down. Unused ports are reported as info.";
     "port-init", "A port waits for a subnet manager",
     "On InfiniBand a subnet manager assigns addresses; until then ports stay in INIT.";
+    "port-no-sm", "An active InfiniBand port without address or subnet manager",
+    "The port was configured once, and its subnet manager is gone (sm_lid 0), or it never got an address (lid 0 or 0xffff). Existing connections may live on; new ones fail. Manual check: ibstat, sminfo.";
     "port-rate", "A port is slower than others of its model",
     "One of several adapters of a model negotiated a lower rate, or lost lanes: a bad cable, or a switch port set to another speed.";
     "port-unread", "State or rate of a port could not be read",
@@ -219,6 +241,8 @@ explanations! {
     "librdmacm opens /dev/infiniband/rdma_cm, the device file of the module rdma_ucm. Programs that exchange queue pair numbers themselves (NCCL, perftest without -R) do not need it.";
     "registration-pair", "Memory can be registered with some adapters only",
     "The probe registered GPU memory with one adapter, but another adapter refused it. The driver or the platform does not allow this pair: different root complexes, ACS, an IOMMU. Engines that register each buffer with every adapter (Mooncake) fail.";
+    "registration-size", "Small registrations work, large ones fail",
+    "doctor registers 2 MiB and 64 MiB of each GPU with each adapter. If only the small one works, a limit is too small: BAR1, locked memory, or the adapter's translation tables. Programs that register whole pools fail.";
     "registration-unproven", "Registration of GPU memory was not probed",
     "No fact rules it out, and no probe confirms it. doctor on the machine itself probes both sides; doctor --prove moves bytes.";
     "relaxed-ordering", "Relaxed ordering is off in the device",
@@ -229,6 +253,8 @@ explanations! {
     "RoCE needs a network without packet loss: priority flow control (PFC) pauses senders, ECN slows them down. With neither, congestion causes loss.";
     "roce-loss", "The network loses RoCE packets",
     "out_of_sequence, packet_seq_err and local_ack_timeout_err count lost packets. Configure PFC and ECN identically on adapters and switches.";
+    "security-denied", "SELinux or AppArmor denied an access",
+    "The kernel log has a denial for a device file or a mapping of the adapter or the GPU. In containers the label or the profile of the runtime is the cause; on hosts the policy of a service.";
     "shared-nic", "Several GPUs share an adapter",
     "There are more GPUs than adapters near them.";
     "software-nic", "A software RDMA device of the kernel",
@@ -325,6 +351,8 @@ explanations! {
     "The list has none of rc, dc, ud and ib.";
     "ucx-too-old", "UCX is too old to detect the available method",
     "UCX supports dma-buf since 1.14. Before 1.18 it detects nvidia_peermem only by nv_mem in /sys/kernel/mm/memory_peers, which newer OFEDs, DOCA and kernels do not have. ucx_info -v shows the version; containers and MPI packages bundle their own.";
+    "verbs-provider", "libibverbs has no provider for the adapter",
+    "/sys shows the adapter and its device file can be opened, but libibverbs does not list it: the user-space provider of its driver (libmlx5, libbnxt_re, libefa, ...) is missing, is of another version, or /etc/libibverbs.d is not there. libibverbs then warns 'no userspace device-specific driver found', and NCCL and UCX use TCP.\nManual check: ibv_devices. Fix: install ibverbs-providers (rdma-core), in the container's image, too.";
     "verbs-too-old", "libibverbs is too old for dma-buf",
     "ibv_reg_dmabuf_mr exists since rdma-core 34. Old container images have older versions.";
     "vm-flat", "A virtual machine with a flat PCI tree",

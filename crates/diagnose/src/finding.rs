@@ -46,7 +46,9 @@ pub enum Effect {
     Nothing,
     /// The path is direct, but slower than it could be.
     Slows,
-    /// Bytes cannot go the direct way.
+    /// The path is direct, and a library stages all the same.
+    Stages,
+    /// Bytes cannot go the direct way, or are not safe on it.
     Blocks,
 }
 
@@ -101,7 +103,7 @@ fn remark(text: &str) -> String {
 pub struct Finding {
     /// Its stable name: `peermem-not-loaded`.
     pub id: &'static str,
-    /// How much it matters here.
+    /// How much it matters here; [`crate::severity`] sets it by the effect.
     pub severity: Severity,
     /// What is wrong, in one line.
     pub title: String,
@@ -121,6 +123,12 @@ pub struct Finding {
     pub devices: Vec<String>,
     /// What it does to pairs of these devices.
     pub effect: Effect,
+    /// The finding that this one goes below: it is a link of the same chain, or moot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub under: Option<&'static str>,
+    /// What it costs, by the predictor, where it slows or blocks a path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<String>,
     /// The one library that it concerns, if the hardware path is unaffected: `NCCL`, `UCX`, ...
     #[serde(skip_serializing_if = "Option::is_none")]
     pub library: Option<&'static str>,
@@ -142,6 +150,8 @@ impl Finding {
             needs_reboot: false,
             devices: Vec::new(),
             effect: Effect::Nothing,
+            under: None,
+            cost: None,
             library: match id {
                 _ if id.starts_with("nccl-") => Some("NCCL"),
                 _ if id.starts_with("ucx-") => Some("UCX"),
@@ -211,6 +221,13 @@ impl Finding {
     #[must_use]
     pub fn slows(mut self) -> Self {
         self.effect = Effect::Slows;
+        self
+    }
+
+    /// It makes a library stage although the path is direct.
+    #[must_use]
+    pub fn stages(mut self) -> Self {
+        self.effect = Effect::Stages;
         self
     }
 

@@ -1,12 +1,12 @@
 //! Whether a GPU lacks a direct path that it could have: the meaning of exit code 1.
 
 use crate::finding::{Effect, Finding, Severity};
+use crate::severity::NO_FIX;
 use crate::verdict::{PathKind, UseKind, Verdict, concerns_names};
 use nobounce_topology::facts::Gpu;
 
-/// Nothing to fix: the GPU lacks the feature, or confidential computing closes its memory on
-/// purpose.
-const NO_FIX: [&str; 3] = ["gpu-class", "confidential", "efa-instance"];
+/// A library's own choice, which a measurement may confirm.
+const CHOICES: [&str; 1] = ["nccl-distance"];
 
 /// Whether the GPU's best path, or its use by NCCL or UCX, is lost to a fixable problem.
 pub(crate) fn is_lost(gpu: &Gpu, verdicts: &[Verdict], findings: &[Finding]) -> bool {
@@ -33,6 +33,7 @@ pub(crate) fn is_lost(gpu: &Gpu, verdicts: &[Verdict], findings: &[Finding]) -> 
             && findings
                 .iter()
                 .filter(grave)
+                .filter(|finding| !CHOICES.contains(&finding.id))
                 .any(|finding| finding.library == Some(library) && finding.effect != Effect::Slows)
     };
     by("NCCL", best.nccl.kind) || by("UCX", best.ucx.kind)

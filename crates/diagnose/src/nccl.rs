@@ -224,6 +224,20 @@ pub(crate) fn fabric_without_efa(facts: &Facts) -> Option<Variable<'_>> {
     out.then_some(variable)
 }
 
+/// Why no method of registration is left.
+fn no_method(facts: &Facts) -> String {
+    match facts.variable("NCCL_DMABUF_ENABLE") {
+        _ if knows_no_dma_buf(facts) => {
+            let (major, minor) = version(facts).unwrap_or_default();
+            format!("NCCL {major}.{minor} has no dma-buf support (2.13 has), and peer memory does not work")
+        }
+        Some(variable) if is_on(facts, variable.name) == Some(false) => {
+            format!("{variable}, and peer memory does not work")
+        }
+        _ => "no method to register GPU memory".to_owned(),
+    }
+}
+
 /// What NCCL does with this pair.
 pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     let facts = analysis.facts;
@@ -260,12 +274,7 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     }
     let certainly_not = (pair.no_dma_buf() || !dma_buf_allowed) && pair.peermem.is_no();
     if !can && certainly_not {
-        let why = if dma_buf_allowed {
-            "no method to register GPU memory"
-        } else {
-            "NCCL_DMABUF_ENABLE=0, and no peer-memory module"
-        };
-        return Use::staged(why);
+        return Use::staged(no_method(facts));
     }
     let far = distance(facts, pair);
     let coherent_allowed = is_on(facts, "NCCL_NET_GDR_C2C") != Some(false);
@@ -281,7 +290,13 @@ pub(crate) fn plan(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Use {
     }
     if far > allowed {
         let which = named_level(facts).map_or("the default", |(name, _)| name);
-        return Use::staged(format!("distance {} is beyond {} ({which})", far.name(), allowed.name()));
+        // The table has the distance by name; NCCL's scale has fewer.
+        let own = pair.distance.map(Distance::name).filter(|own| *own != far.name());
+        let counted = own.map_or_else(
+            || format!("distance {}", far.name()),
+            |own| format!("distance {own}, {} for NCCL,", far.name()),
+        );
+        return Use::staged(format!("{counted} is beyond {} ({which})", allowed.name()));
     }
     if is_on(facts, "NCCL_NET_GDR_READ") == Some(false) {
         return Use::half("receives directly, sends staged: NCCL_NET_GDR_READ=0");

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::diagnosis::Diagnosis;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, FixPart, Severity};
 use crate::verdict::{PathKind, UseKind, Verdict};
 use nobounce_topology::facts::Facts;
 use nobounce_topology::{clean, clean_lines};
@@ -30,11 +30,14 @@ impl Style {
 pub fn report(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "{}", headline(facts));
-    for finding in diagnosis.findings.iter().filter(|finding| finding.severity > Severity::Info) {
+    let heads = || diagnosis.findings.iter().filter(|finding| finding.under.is_none() || style.all);
+    for finding in heads().filter(|finding| finding.severity > Severity::Info) {
         full(&mut out, finding, style);
+        if !style.all {
+            below(&mut out, finding, &diagnosis.findings, style);
+        }
     }
-    let notes: Vec<_> =
-        diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Info).collect();
+    let notes: Vec<_> = heads().filter(|finding| finding.severity == Severity::Info).collect();
     if !notes.is_empty() {
         out.push('\n');
         for finding in notes {
@@ -112,20 +115,45 @@ pub(crate) fn full(out: &mut String, finding: &Finding, style: Style) {
             style,
         );
     }
-    for (index, fix) in finding.fix.iter().enumerate() {
+    if let Some(cost) = &finding.cost {
+        wrapped(out, &style.paint("2", "  cost  "), cost, 8, 8, style);
+    }
+    for (index, parts) in finding.fix_parts.iter().enumerate() {
         let needs = match (index, finding.needs_root, finding.needs_reboot) {
             (0, _, true) => "   [root, reboot]",
             (0, true, false) => "   [root]",
             _ => "",
         };
-        // Commands are meant to be copied: do not wrap them.
-        let _ = writeln!(
-            out,
-            "{}{}{}",
-            style.paint("32", "  fix   "),
-            clean_lines(fix).replace('\n', "\n        "),
-            style.paint("2", needs)
-        );
+        fix(out, parts, needs, style);
+    }
+}
+
+/// A fix: remarks are wrapped, commands stand on lines of their own as they are to be pasted.
+fn fix(out: &mut String, parts: &[FixPart], needs: &str, style: Style) {
+    for (nth, part) in parts.iter().enumerate() {
+        let needs = if nth == 0 { style.paint("2", needs) } else { String::new() };
+        let head = if nth == 0 { style.paint("32", "  fix   ") } else { "        ".to_owned() };
+        match part {
+            FixPart::Command(command) => {
+                let _ = writeln!(out, "{head}{}{needs}", clean_lines(command));
+            }
+            FixPart::Remark(text) => {
+                wrapped(out, &head, text, 8, 8, style);
+                if !needs.is_empty() {
+                    let end = out.trim_end().len();
+                    out.insert_str(end, &needs);
+                }
+            }
+        }
+    }
+}
+
+/// What went below a finding: a line each.
+fn below(out: &mut String, head: &Finding, findings: &[Finding], style: Style) {
+    let own = findings.iter().filter(|finding| finding.under == Some(head.id));
+    for finding in own.filter(|finding| finding.severity > Severity::Info) {
+        let text = format!("{}: {}", finding.id, finding.title);
+        wrapped(out, &style.paint("2", "  also  "), &text, 8, 8, style);
     }
 }
 
@@ -298,9 +326,11 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
     if facts.gpus.is_empty() {
         return "no GPU found: nothing to diagnose for GPUDirect".to_owned();
     }
-    let errors = diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Error).count();
-    let warnings = diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Warning).count();
-    let unknown = diagnosis.findings.iter().filter(|finding| finding.severity == Severity::Unknown).count();
+    let of = |severity: Severity| {
+        let heads = diagnosis.findings.iter().filter(|finding| finding.under.is_none());
+        heads.filter(|finding| finding.severity == severity).count()
+    };
+    let (errors, warnings, unknown) = (of(Severity::Error), of(Severity::Warning), of(Severity::Unknown));
     if diagnosis.verdicts.is_empty() {
         let window = facts.gpus.iter().any(|gpu| gpu.window_probe.known().is_some_and(|probe| probe.ok));
         return match errors {

@@ -10,7 +10,7 @@ use nobounce_predict::parts::{Parts, Spec};
 use nobounce_predict::slot::Slot;
 use nobounce_predict::staging::staged;
 use nobounce_topology::analysis::{Analysis, Pair};
-use nobounce_topology::facts::Port;
+use nobounce_topology::facts::{Port, Transfer};
 use nobounce_topology::methods::Answer;
 use nobounce_topology::tree::Distance;
 use nobounce_topology::usable;
@@ -222,11 +222,11 @@ fn path(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Judge
     if !blocks.is_empty() {
         return (PathKind::Staged, None, blocks);
     }
-    if pair.proven.is_none()
-        && !pair.nic.ports.iter().any(Port::is_active)
-        && pair.nic.ports.iter().any(Port::may_be_active)
-    {
+    if pair.proven.is_none() && !pair.nic.ports.iter().any(Port::is_active) {
         return (PathKind::Unknown, None, vec!["the state of its port could not be read".to_owned()]);
+    }
+    if let (None, Answer::Unknown(why)) = (pair.proven, usable::nic(analysis.facts, pair.nic)) {
+        return (PathKind::Unknown, None, vec![why]);
     }
     let by = match pair.proven {
         Some(way) => Some(way),
@@ -250,7 +250,10 @@ fn window_path(pair: &Pair<'_>) -> Judged {
 }
 
 /// Findings about one method of registration begin so: they do not block, another one may work.
-const OF_METHODS: [&str; 14] = [
+const OF_METHODS: [&str; 16] = [
+    // It concerns single pairs of the GPU.
+    "moves-no-data",
+    "nic-no-dmabuf",
     "peermem",
     "dmabuf",
     "closed-module",
@@ -276,6 +279,12 @@ fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Findin
             blocks.push(why);
         }
     }
+    // A pair that registers may still move nothing.
+    let of_pair = |transfer: &&Transfer| transfer.gpu == pair.gpu.address && transfer.nic == pair.nic.name;
+    let failed = facts.transfers.iter().filter(of_pair).find(|transfer| !transfer.probe.ok);
+    blocks.extend(
+        failed.map(|transfer| format!("it registers, but moves no bytes: {}", transfer.probe.detail)),
+    );
     for finding in findings.iter().filter(|finding| {
         let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
         finding.library.is_none() && (blocks || finding.id == "port-down")
@@ -291,7 +300,7 @@ fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Findin
 fn path_without_method(pair: &Pair<'_>) -> Judged {
     let mut reasons = Vec::new();
     let mut unknown = false;
-    for answer in [&pair.export, &pair.import, &pair.peermem] {
+    for answer in [&pair.export, &pair.import, &pair.register, &pair.peermem] {
         match answer {
             Answer::No(_, why) => reasons.push(why.clone()),
             Answer::Unknown(why) => {
@@ -381,12 +390,17 @@ fn expected(
             .and_then(|link| Slot::of_speed(link.max_speed, link.max_width))
             .or(now.gpu),
         distance: pair.distance.filter(|_| now.distance.is_some()),
+        acs_redirect: None,
+        iommu: None,
+        unavailable: None,
+        port_down: None,
         ..now.clone()
     }
     .within_platform();
     let rate = |spec: &Spec, is_direct: bool| {
         let parts = Parts { bar1: None, ..spec.resolve().ok()? };
-        let estimate = if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true) };
+        let estimate =
+            if is_direct { direct(&parts, LONG).ok()? } else { staged(&parts, LONG, true).ok()? };
         Some(estimate.gbytes_per_s.expected)
     };
     (rate(&now, path != PathKind::Staged), rate(&could, true))

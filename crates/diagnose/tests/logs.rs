@@ -71,7 +71,8 @@ fn sockets_are_named_with_their_cause() {
                 h:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.1<1> with status=12 opcode=0 len=0 vendor err 129\n";
     let report = nccl(text, &machines::machine("container").unwrap());
     assert_eq!(report.totals.get("sockets"), Some(&1));
-    assert_eq!(report.problems.len(), 3);
+    assert_eq!(report.problems.len(), 2);
+    assert_eq!(report.fatal.iter().map(|fatal| fatal.status).collect::<Vec<_>>(), [12]);
     assert_eq!(report.findings, ["no-dev-infiniband"]);
     assert!(report.not_direct[0].why.iter().any(|why| why.contains("/dev/infiniband")), "{report:?}");
 }
@@ -228,13 +229,69 @@ fn errors_are_known_in_all_their_forms() {
         .iter()
         .map(|(meaning, seen)| (meaning.split(':').next().unwrap(), seen.count))
         .collect();
+    assert_eq!(counts, [("a GPU and an adapter are farther apart than NCCL_NET_GDR_LEVEL allows", 1)]);
+    let fatal: Vec<_> = report.fatal.iter().map(|fatal| (fatal.status, fatal.seen.count)).collect();
+    assert_eq!(fatal, [(4, 1), (12, 2)]);
+    assert!(report.direct_is_lost, "a fatal completion ends the job");
+    assert!(report.text().contains("2 times: fatal completion 12 (RETRY_EXC_ERR)"), "{}", report.text());
+}
+
+/// NVIDIA/nccl#133: NCCL 2.1 wrote no name before the level.
+#[test]
+fn the_oldest_logs_are_understood() {
+    let text = "CY4SCH102501002:6213:6213 [4] INFO 3 -> 12 via NET/IB/0/GDRDMA\n\
+                CY4SCH102501002:6201:6201 [2] INFO 7 -> 10 via NET/IB/1\n\
+                2026-01-01 12:00:00 [main] INFO 3 -> 4 via a proxy\n";
+    let report = nccl(text, &Facts::default());
     assert_eq!(
-        counts,
-        [
-            ("a GPU and an adapter are farther apart than NCCL_NET_GDR_LEVEL allows", 1),
-            ("local protection error", 1),
-            ("retries exceeded", 2)
-        ]
+        (report.totals.get("direct"), report.totals.get("staged")),
+        (Some(&1), Some(&1)),
+        "{report:?}"
     );
-    assert!(report.text().contains("once: local protection error"), "{}", report.text());
+    assert_eq!(report.lines, 2);
+}
+
+#[test]
+fn a_fatal_completion_is_tied_to_findings() {
+    let mut facts = machines::machine("dgx-h100").unwrap();
+    for device in &mut facts.pci {
+        device.iommu = serde_json::from_value(serde_json::json!({"group": 7, "kind": "DMA-FQ"})).unwrap();
+    }
+    let text =
+        "h:1:2 [0] NCCL WARN NET/IB : Got completion with error 4, opcode 1, len 21938, vendor err 81\n";
+    let report = nccl(text, &facts);
+    assert_eq!(report.fatal[0].findings, ["iommu-translates"], "{report:?}");
+    assert!(
+        report.text().contains("findings here that can be the cause: iommu-translates"),
+        "{}",
+        report.text()
+    );
+}
+
+#[test]
+fn software_emulation_is_explained_and_is_not_direct() {
+    let text = "\
+[1700000000.1] [h:10:0]   proto_debug.c:100  UCX  INFO  | ucp_context_0 inter-node cfg#2 | remote memory write by ucp_put* from cuda/GPU0 |
+[1700000000.1] [h:10:0]   proto_debug.c:100  UCX  INFO  |     0..inf | software emulation | rc_verbs/mlx5_0:1 |
+[1700000000.1] [h:10:0]   ib_mlx5_log.c:177  UCX  ERROR Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15 vend 0x81 hw_synd 0/0)
+";
+    let facts = machines::machine("dgx-a100").unwrap();
+    let read = log::read_ucx(text.as_bytes(), |_| {}).unwrap();
+    let report = log::join_ucx(&read, &facts, &diagnose(&facts));
+    assert!(report.direct_is_lost && !report.totals.contains_key("direct"), "{report:?}");
+    assert!(report.notes.iter().any(|note| note.contains("software emulation")), "{report:?}");
+    assert_eq!(report.fatal[0].status, 12, "{report:?}");
+}
+
+/// NVIDIA/nccl-tests#245: the plugin switches GPUDirect off.
+#[test]
+fn logs_of_libfabric_are_read() {
+    let text = "[0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)\n\
+                [0] NCCL INFO NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR\n";
+    let facts = machines::machine("p5-efa").unwrap();
+    let report = log::join_fabric(&log::read_fabric(text.as_bytes(), |_| {}).unwrap(), &diagnose(&facts));
+    assert!(report.direct_is_lost, "{report:?}");
+    assert!(report.notes.iter().any(|note| note.contains("provider efa")), "{report:?}");
+    let report = log::join_fabric(&log::read_fabric(&b"hello\n"[..], |_| {}).unwrap(), &diagnose(&facts));
+    assert!(report.notes[0].contains("no line of libfabric's was recognised"), "{report:?}");
 }

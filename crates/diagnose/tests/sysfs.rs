@@ -50,6 +50,7 @@ fn complete(mut read: Facts, known: &Facts) -> Facts {
     for (nic, known) in read.nics.iter_mut().zip(&known.nics) {
         nic.open_probe = known.open_probe.clone();
         nic.dma_buf_probe = known.dma_buf_probe.clone();
+        nic.listed = known.listed.clone();
         for (port, known) in nic.ports.iter_mut().zip(&known.ports) {
             port.active_mtu = known.active_mtu.clone();
             if let (Some(netdev), Some(known)) = (&mut port.netdev, &known.netdev) {

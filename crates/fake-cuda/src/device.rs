@@ -1,6 +1,7 @@
 //! The devices: made-up ones whose memory is the host's.
 
 use std::ffi::{CString, c_char};
+use std::sync::OnceLock;
 
 use crate::abi::{Out, put_words};
 use crate::call::{self, Rule, call};
@@ -18,6 +19,17 @@ const BUS: i32 = 0xFA;
 
 /// The environment variable with the device count.
 const DEVICES: &str = "FAKE_CUDA_DEVICES";
+
+/// Names attributes that the driver does not know, as an old one: numbers with commas.
+const UNKNOWN: &str = "FAKE_CUDA_UNKNOWN_ATTRIBUTES";
+
+fn unknown_attributes() -> &'static [i32] {
+    static UNKNOWN_ATTRIBUTES: OnceLock<Vec<i32>> = OnceLock::new();
+    UNKNOWN_ATTRIBUTES.get_or_init(|| {
+        let list = std::env::var(UNKNOWN).unwrap_or_default();
+        list.split(',').filter_map(|number| number.trim().parse().ok()).collect()
+    })
+}
 
 /// Default device attributes: the H200's as far as they matter here.
 fn attribute(number: i32, device: i32) -> i32 {
@@ -118,6 +130,9 @@ extern "C" fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) -> Status {
 extern "C" fn cuDeviceGetAttribute(value: Out<i32>, number: i32, device: i32) -> Status {
     call("cuDeviceGetAttribute", Rule::Free, |call| {
         exists(call.knobs.devices, device)?;
+        if unknown_attributes().contains(&number) {
+            return Err(Status::INVALID_VALUE);
+        }
         let set = call.knobs.attributes.get(&number).copied();
         value.put(set.unwrap_or_else(|| attribute(number, device)))
     })

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::least_squares::robust;
-pub use super::measured::{Bench, LISTED_BELOW, Measured, Series, Split, middle};
+pub use super::measured::{Bench, LISTED_BELOW, Measured, Series, Split, is_between_machines, middle};
 use super::route::float;
 use super::seen::{self, Point};
 
@@ -385,7 +385,7 @@ mod tests {
         let results = [1, 8, 64, 512, 4096, 32768, 262_144, 1 << 20, 8 << 20]
             .map(|size| Measured::write(kind, size, times(size), &[]))
             .to_vec();
-        Bench { schema: "nobounce-bench/1".to_owned(), results }
+        Bench { schema: "nobounce-bench/1".to_owned(), results, ..Bench::default() }
     }
 
     #[test]

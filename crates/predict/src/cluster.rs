@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::basis::{self, NoBasis, NoEstimate};
 use super::constants as c;
 use super::factor::{Factor, Stage, in_series, slowest};
 use super::model::direct;
@@ -59,6 +60,17 @@ impl Pattern {
         Self::KvHandOver,
     ];
 
+    /// Bus bandwidth against algorithm bandwidth, as nccl-tests define them.
+    #[must_use]
+    pub fn bus_share(self, cluster: &Cluster) -> f64 {
+        let all = f64::from(cluster.nodes) * f64::from(cluster.gpus_per_node);
+        match self {
+            Self::RingAllReduce | Self::TreeAllReduce => 2.0 * (all - 1.0) / all,
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll => (all - 1.0) / all,
+            Self::KvHandOver => 1.0,
+        }
+    }
+
     /// Its name for people.
     #[must_use]
     pub const fn words(self) -> &'static str {
@@ -82,6 +94,10 @@ pub struct Step {
     pub exposed_ms: f64,
     /// The whole step.
     pub step_ms: f64,
+    /// GB/s of each GPU's bytes: bytes by time.
+    pub algorithm_gbytes_per_s: f64,
+    /// GB/s that the slowest link carries, as nccl-tests define it.
+    pub bus_gbytes_per_s: f64,
     /// What limits the exchange.
     pub binds: Factor,
 }
@@ -138,6 +154,9 @@ pub enum ClusterError {
     /// There is no direct way to compare with.
     #[error("no direct path to compare with: {0}")]
     NotDirect(#[from] NotDirect),
+    /// Nothing is known of it.
+    #[error("not predicted: {0}")]
+    NoBasis(#[from] NoBasis),
     /// Host memory needs none.
     #[error("GPUDirect needs GPU memory, but the transfer uses host memory")]
     Host,
@@ -145,6 +164,15 @@ pub enum ClusterError {
 
 /// Hours of a month.
 const MONTH: f64 = 730.0;
+
+impl From<NoEstimate> for ClusterError {
+    fn from(why: NoEstimate) -> Self {
+        match why {
+            NoEstimate::NotDirect(why) => Self::NotDirect(why),
+            NoEstimate::NoBasis(why) => Self::NoBasis(why),
+        }
+    }
+}
 
 /// What the figures rest on, for people.
 pub const ASSUMPTIONS: [&str; 8] = [
@@ -168,6 +196,8 @@ pub fn impact(parts: &Parts, cluster: &Cluster) -> Result<Vec<Impact>, ClusterEr
         return Err(ClusterError::Host);
     }
     route::possible(parts, cluster.bytes)?;
+    basis::known(parts, cluster.bytes)?;
+    basis::collective(cluster.bytes)?;
     Pattern::ALL.into_iter().map(|pattern| one(parts, cluster, pattern)).collect()
 }
 
@@ -202,7 +232,15 @@ fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, Clu
     let step = |(microseconds, binds): Timed| {
         let exchange_ms = microseconds / 1000.0;
         let exposed_ms = (exchange_ms - cluster.overlap * cluster.compute_ms).max(0.0);
-        Step { exchange_ms, exposed_ms, step_ms: cluster.compute_ms + exposed_ms, binds }
+        let algorithm_gbytes_per_s = float(cluster.bytes) / microseconds / 1000.0;
+        Step {
+            exchange_ms,
+            exposed_ms,
+            step_ms: cluster.compute_ms + exposed_ms,
+            algorithm_gbytes_per_s,
+            bus_gbytes_per_s: algorithm_gbytes_per_s * pattern.bus_share(cluster),
+            binds,
+        }
     };
     let (direct, staged) = (step(direct_us), step(staged_us));
     let gpus = f64::from(cluster.nodes) * f64::from(cluster.gpus_per_node);
@@ -236,12 +274,32 @@ fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool)
             flow(2.0 * share, rate * c::NCCL_TREE) + 2.0 * (levels * c::NCCL_NET + (gpus - 1.0) * near)
         }
         Pattern::AllGather | Pattern::ReduceScatter => ring(1.0),
-        // Every GPU of the node sends through the node's adapters what is for other nodes.
         Pattern::AllToAll | Pattern::KvHandOver => {
-            flow(gpus * (nodes - 1.0) / nodes, rate) + c::NCCL_NET * (nodes - 1.0).min(64.0)
+            return all_to_all(parts, cluster, is_direct);
         }
     };
     (time + c::NCCL_BASE, binds)
+}
+
+/// Every GPU sends to every other: through its own adapter what is for other nodes, over the links
+/// between GPUs what is for its neighbours, at the same time.
+fn all_to_all(parts: &Parts, cluster: &Cluster, is_direct: bool) -> Timed {
+    let (nodes, gpus) = (f64::from(cluster.nodes), f64::from(cluster.gpus_per_node));
+    // A connection between two GPUs uses one adapter, however many the node has.
+    let nics = cluster.nics_per_node.min(cluster.gpus_per_node);
+    let outside = Cluster { nics_per_node: nics, nvlink: Some(f64::INFINITY), ..cluster.clone() };
+    let (rate, binds) = node_rate(parts, &outside, is_direct, 1.0);
+    let bytes = float(cluster.bytes);
+    let far = bytes * gpus * (nodes - 1.0) / nodes / rate / 1000.0;
+    let near = bytes * (gpus - 1.0) / (nodes * gpus) / between_gpus(parts, cluster) / 1000.0;
+    let (flowing, binds) = if near > far { (near, Factor::GpuLinks) } else { (far, binds) };
+    (flowing + c::NCCL_NET * (nodes - 1.0).min(64.0) + c::NCCL_BASE, binds)
+}
+
+/// GB/s between GPUs of one machine: their links, or copy kernels over PCIe.
+fn between_gpus(parts: &Parts, cluster: &Cluster) -> f64 {
+    let over_pcie = || parts.gpu.map(super::slot::Slot::kernel_copy);
+    cluster.nvlink.or_else(over_pcie).unwrap_or(f64::INFINITY)
 }
 
 /// How often the bytes pass the adapters of the busiest node of two trees that carry half of them
@@ -279,26 +337,26 @@ fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f
     for stage in &mut stages {
         stage.gbytes_per_s /= load;
     }
-    let between = cluster.nvlink.or_else(|| parts.gpu.map(|slot| slot.kernel_copy()));
-    if let (true, Some(gbytes_per_s)) = (cluster.gpus_per_node > 1, between) {
+    let gbytes_per_s = between_gpus(parts, cluster);
+    if cluster.gpus_per_node > 1 && gbytes_per_s.is_finite() {
         stages.push(Stage { factor: Factor::GpuLinks, gbytes_per_s, count: 1 });
     }
     let binds = slowest(&stages).map_or(Factor::Wire, |stage| stage.factor);
-    (in_series(&stages), binds)
+    (in_series(&stages, parts.fitted.series_exponent), binds)
 }
 
 /// Microseconds, and what takes most of them.
 type Timed = (f64, Factor);
 
 /// One hand-over, direct and staged.
-fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), NotDirect> {
+fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), ClusterError> {
     let rails = (cluster.nics_per_node / cluster.gpus_per_node).max(1);
     let sharers = (cluster.gpus_per_node / cluster.nics_per_node).max(1);
     let pair = Parts { rails, sharers, gpus: 1, software: Software::Nixl, ..parts.clone() };
     let way = direct(&pair, cluster.bytes)?;
     // All GPUs of a node hand over at once, and share its memory.
     let crowded = Parts { dram: pair.dram / f64::from(cluster.gpus_per_node), ..pair };
-    let other = staging::staged(&crowded, cluster.bytes, true);
+    let other = staging::staged(&crowded, cluster.bytes, true)?;
     Ok(((way.microseconds.expected, way.binds), (other.microseconds.expected, other.binds)))
 }
 

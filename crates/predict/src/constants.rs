@@ -36,7 +36,7 @@ constants! {
     /// this exponent.
     SERIES_EXPONENT: 16.0, "", fitted, "streams over EDR, HDR and NDR: stages of nearly the same speed cost 1 to 5 %";
     /// What one flow alone gets of what several get together.
-    LONE_FLOW: 0.972, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
+    LONE_FLOW: 0.98, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
     /// One message through two adapters and the cable between them.
     WIRE_BASE: 0.6, "us", sourced, "UCX, uct/ib: latency of EDR and faster ports";
     WIRE_BASE_FDR: 0.7, "us", sourced, "UCX, uct/ib: FDR";
@@ -56,23 +56,15 @@ constants! {
     /// Longest message that travels inside its work request.
     INLINE: 220.0, "B", sourced, "perftest: default inline size";
     /// MPI's own work for one message, at each end.
-    MPI_CALL: 0.33, "us", fitted, "osu_latency of host memory, two clusters";
+    MPI_CALL: 0.5, "us", fitted, "osu_latency of host memory, two clusters";
     /// Between two messages of one MPI process.
-    MPI_GAP: 0.22, "us", fitted, "osu_mbw_mr of host memory";
+    MPI_GAP: 0.1, "us", fitted, "osu_mbw_mr of host memory";
     /// Asking CUDA what a pointer is, each message and end.
-    DEVICE_CALL: 0.16, "us", fitted, "osu_latency and osu_bw of GPU memory, two clusters";
-    /// Longest message of host memory that MPI over UCX copies.
-    MPI_EAGER_HOST: 16384.0, "B", fitted, "osu_latency of host memory: the step between 16 and 64 KiB";
-    /// The same of GPU memory.
-    MPI_EAGER_GPU: 8192.0, "B", fitted, "osu_latency of GPU memory: the step between 8 and 16 KiB";
+    DEVICE_CALL: 0.1, "us", fitted, "osu_latency and osu_bw of GPU memory, two clusters";
     /// Smallest share of a message that goes over a rail of its own.
     MIN_RAIL_SHARE: 16384.0, "B", sourced, "UCX: UCX_MIN_RNDV_CHUNK_SIZE";
-    /// One core copies.
-    CORE_COPY: 10.0, "GB/s", fitted, "within UCX's estimates of 5.3 to 12.6; eager protocols of two clusters";
     /// NIXL's work for one transfer, from posting to the word that it is done.
-    NIXL_CALL: 5.5, "us", fitted, "nixlbench over NDR";
-    /// Longest transfer that NIXL over UCX copies first.
-    NIXL_EAGER: 131_072.0, "B", fitted, "nixlbench over NDR: the step between 128 and 256 KiB";
+    NIXL_CALL: 6.0, "us", fitted, "nixlbench over NDR";
     /// NCCL: from the call to the kernel and back.
     NCCL_BASE: 8.4, "us", sourced, "NCCL, tuning: base latency of a ring, protocol Simple";
     /// NCCL: one pass through the network.
@@ -117,6 +109,8 @@ constants! {
     DRAM_SHARE: 0.8, "", sourced, "common figure of STREAM on servers: 75 to 85 %";
     /// NVLink: share of the nominal rate.
     NVLINK: 0.824, "", sourced, "NCCL, topo: 20.6 of 25 GB/s for each link of SM90";
+    /// xGMI: share of the nominal rate.
+    XGMI: 0.75, "", sourced, "ROCm blog, RCCL and xGMI on MI300X: 48 of 64 GB/s for each link";
     /// The software NIC: one message through two engines and two system calls.
     SOFT_BASE: 3.8, "us", sourced, "our measurements: WRITE 8 B between two processes of a two-core machine";
     /// The software NIC: an engine's own share of it, at each end.
@@ -125,6 +119,8 @@ constants! {
     SOFT_READ: 1.6, "", sourced, "our measurements: READ 8 B against WRITE 8 B";
     /// The software NIC: bytes, one core at each end.
     SOFT_RATE: 3.7, "GB/s", sourced, "our measurements: WRITE 1 MiB on the same machine";
+    /// The software NIC: its core copies.
+    SOFT_COPY: 10.0, "GB/s", sourced, "within UCX's estimates of 5.3 to 12.6";
     /// The software NIC: between two messages.
     SOFT_GAP: 0.58, "us", sourced, "our measurements: 1.7 million/s";
     /// The software NIC: a short load out of GPU memory, through the window.

@@ -35,6 +35,8 @@ pub enum Kind {
     Iwarp,
     /// Amazon's adapter: its own protocol on Ethernet.
     Efa,
+    /// Sockets: the kernel's TCP. Not predicted.
+    Tcp,
     /// No wire: two processes of one machine.
     Loopback,
 }
@@ -82,7 +84,7 @@ impl Fabric {
             Kind::RoceV2 => 82.0,
             Kind::RoceV2Ipv6 => 102.0,
             // Ethernet 38, IP and TCP 40, framing 6, placement header 14.
-            Kind::Iwarp => 98.0,
+            Kind::Iwarp | Kind::Tcp => 98.0,
             // Ethernet 38, IP and UDP 28, the adapter's own header; not published, taken as
             // RoCEv2's.
             Kind::Efa | Kind::Loopback => 82.0,
@@ -107,7 +109,7 @@ impl Fabric {
                 rate if rate < 100.0 => c::WIRE_BASE_FDR,
                 _ => c::WIRE_BASE,
             },
-            Kind::Iwarp => c::WIRE_BASE + c::IWARP_EXTRA,
+            Kind::Iwarp | Kind::Tcp => c::WIRE_BASE + c::IWARP_EXTRA,
             _ => c::WIRE_BASE + c::ROCE_EXTRA,
         }
     }
@@ -116,7 +118,7 @@ impl Fabric {
     #[must_use]
     pub const fn usual_mtu(self) -> u32 {
         match self.kind {
-            Kind::Iwarp => 8960,
+            Kind::Iwarp | Kind::Tcp => 8960,
             Kind::Efa => 8192,
             _ => 4096,
         }
@@ -150,6 +152,7 @@ impl fmt::Display for Fabric {
             (Kind::RoceV2Ipv6, _) => format!("RoCEv2 over IPv6 {}G", self.gbps),
             (Kind::Iwarp, _) => format!("iWARP {}G", self.gbps),
             (Kind::Efa, _) => format!("EFA {}G", self.gbps),
+            (Kind::Tcp, _) => format!("TCP {}G", self.gbps),
             (Kind::Loopback, _) => "no wire".to_owned(),
         };
         f.pad(&text)
@@ -166,6 +169,7 @@ impl From<Fabric> for String {
             Kind::RoceV2Ipv6 => "rocev2-ipv6",
             Kind::Iwarp => "iwarp",
             Kind::Efa => "efa",
+            Kind::Tcp => "tcp",
             Kind::Loopback => "loopback",
         };
         format!("{kind}:{}", fabric.gbps)
@@ -200,6 +204,7 @@ impl FromStr for Fabric {
             "rocev2-ipv6" => Kind::RoceV2Ipv6,
             "iwarp" => Kind::Iwarp,
             "efa" => Kind::Efa,
+            "tcp" => Kind::Tcp,
             "loopback" => Kind::Loopback,
             _ => return Err(unknown()),
         };
@@ -219,7 +224,7 @@ impl FromStr for Fabric {
 }
 
 /// The fastest port announced by any vendor: XDR with eight lanes.
-const MAX_GBPS: f64 = 1600.0;
+pub(super) const MAX_GBPS: f64 = 1600.0;
 
 #[cfg(test)]
 mod tests {

@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use super::constants as c;
-
 /// A part of the path that takes time or limits the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -24,12 +22,12 @@ pub enum Factor {
     Sockets,
     /// Writes that may not pass each other.
     StrictOrder,
+    /// ACS redirect: packets between devices below one switch go up to the CPU and down again.
+    AcsRedirect,
     /// The CPU splits packets between devices into 64 bytes.
     RootComplex,
     /// Host memory.
     Dram,
-    /// A core that copies between its own buffers.
-    CoreCopy,
     /// Copies between GPU and host memory.
     GpuCopy,
     /// Starting copies and learning that they are done.
@@ -59,9 +57,9 @@ impl Factor {
             Self::ReadWindow => "outstanding PCIe reads (MaxReadReq)",
             Self::Sockets => "the link between sockets",
             Self::StrictOrder => "strict ordering of PCIe writes",
+            Self::AcsRedirect => "ACS redirect through the processor",
             Self::RootComplex => "the processor as a PCIe switch",
             Self::Dram => "host memory",
-            Self::CoreCopy => "a core that copies",
             Self::GpuCopy => "copies between GPU and host",
             Self::CopyCalls => "starting copies",
             Self::Software => "the library's calls",
@@ -96,16 +94,14 @@ pub struct Share {
 /// GB/s of stages in series. Never above the slowest; below it where others are nearly as slow,
 /// since stages wait for each other at times.
 #[must_use]
-pub fn in_series(stages: &[Stage]) -> f64 {
+pub fn in_series(stages: &[Stage], exponent: f64) -> f64 {
     let Some(slowest) = slowest(stages) else { return f64::INFINITY };
     // Computed relative to the slowest, so that powers stay in the range of a float.
     let sum: f64 = stages
         .iter()
-        .map(|stage| {
-            f64::from(stage.count) * (slowest.gbytes_per_s / stage.gbytes_per_s).powf(c::SERIES_EXPONENT)
-        })
+        .map(|stage| f64::from(stage.count) * (slowest.gbytes_per_s / stage.gbytes_per_s).powf(exponent))
         .sum();
-    slowest.gbytes_per_s * sum.powf(-1.0 / c::SERIES_EXPONENT)
+    slowest.gbytes_per_s * sum.powf(-1.0 / exponent)
 }
 
 /// The stage that binds.
@@ -135,12 +131,12 @@ mod tests {
 
     #[test]
     fn stages_in_series_are_slower_than_the_slowest_and_only_a_little() {
-        let alone = in_series(&[stage(10.0)]);
+        let alone = in_series(&[stage(10.0)], 16.0);
         assert!((alone - 10.0).abs() < 1e-9);
-        let beside = in_series(&[stage(10.0), stage(100.0)]);
+        let beside = in_series(&[stage(10.0), stage(100.0)], 16.0);
         assert!(beside <= 10.0 && beside > 9.999);
-        let equals = in_series(&[stage(10.0), stage(10.0)]);
+        let equals = in_series(&[stage(10.0), stage(10.0)], 16.0);
         assert!(equals < 9.7 && equals > 9.5);
-        assert!(in_series(&[]).is_infinite());
+        assert!(in_series(&[], 16.0).is_infinite());
     }
 }

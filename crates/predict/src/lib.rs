@@ -11,6 +11,7 @@
 //! A room imports its own modules and lower ones.
 //!
 //! ```text
+//! validation published figures, each source held out
 //! model      parts, route, staging, estimate, calibration, reports
 //! numbers    constants, factors, least squares
 //! ```
@@ -22,17 +23,25 @@
 //! | [`calibration`] | constants of one machine, from a bench |
 #![forbid(unsafe_code)]
 
+pub mod basis;
 pub mod calibration;
 pub mod cluster;
 pub mod constants;
 pub mod fabric;
 pub mod factor;
+pub mod fitted;
+pub mod interval;
+mod interval_table;
+mod kinds;
 mod least_squares;
 pub mod machine;
 mod measured;
 pub mod model;
 pub mod parts;
+mod parts_error;
 pub mod plot;
+pub mod plot_cluster;
+pub mod published;
 pub mod report;
 pub mod route;
 mod seen;
@@ -41,4 +50,5 @@ pub mod soft;
 mod software;
 pub mod staging;
 pub mod upgrade;
+pub mod validation;
 pub mod window;

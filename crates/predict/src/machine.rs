@@ -1,11 +1,12 @@
 //! Parts from the facts of a machine: one GPU and one adapter of it.
 
-use super::constants as c;
-use super::fabric::{Fabric, Kind};
+use super::fabric::{Fabric, Kind, MAX_GBPS};
 use super::parts::{Memory, Software, Spec};
 use super::slot::Slot;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Facts, Nic, Port};
+use nobounce_topology::iommu;
+use nobounce_topology::methods::Answer;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::{Distance, Tree};
 
@@ -39,6 +40,16 @@ pub enum ChoiceError {
         /// How many there are.
         have: usize,
     },
+    /// A fact that no machine has.
+    #[error("invalid facts: {field} is {value}, expected {expected}")]
+    Absurd {
+        /// Where it stands.
+        field: String,
+        /// What it says.
+        value: String,
+        /// What machines have.
+        expected: &'static str,
+    },
     /// No such adapter.
     #[error("no adapter {asked}: the machine has {have}")]
     Nic {
@@ -55,6 +66,7 @@ pub enum ChoiceError {
 /// # Errors
 /// A GPU or adapter was named that is not there.
 pub fn parts_of(facts: &Facts, choice: &Choice) -> Result<Found, ChoiceError> {
+    check(facts)?;
     let analysis = Analysis::of(facts);
     let hardware: Vec<&Nic> = facts.nics.iter().filter(|nic| !nic.is_software()).collect();
     if let Some(asked) = &choice.nic
@@ -89,6 +101,53 @@ pub fn parts_of(facts: &Facts, choice: &Choice) -> Result<Found, ChoiceError> {
     Ok(pair.map_or_else(|| host(facts, first), |pair| of_pair(&analysis, pair)))
 }
 
+/// Refuses facts that no machine has, before a figure rests on them.
+fn check(facts: &Facts) -> Result<(), ChoiceError> {
+    let refuse = |field: String, value: String, expected| Err(ChoiceError::Absurd { field, value, expected });
+    for nic in &facts.nics {
+        for port in &nic.ports {
+            let field = |name: &str| format!("nics[{}].ports[{}].{name}", nic.name, port.number);
+            match port.rate_gbps.get() {
+                Some(rate) if !(0.0..=MAX_GBPS).contains(&rate) => {
+                    return refuse(field("rate_gbps"), rate.to_string(), "0 to 1600 Gb/s");
+                }
+                _ => {}
+            }
+            match port.active_mtu.get() {
+                Some(mtu) if !(64..=65536).contains(&mtu) => {
+                    return refuse(field("active_mtu"), mtu.to_string(), "64 to 65536 bytes");
+                }
+                _ => {}
+            }
+        }
+    }
+    for device in &facts.pci {
+        let Some(link) = device.link else { continue };
+        let field = |name: &str| format!("pci[{}].link.{name}", device.address);
+        for (name, speed) in [("speed", link.speed), ("max_speed", link.max_speed)] {
+            if !(0.0..=128.0).contains(&speed) {
+                return refuse(field(name), speed.to_string(), "0 to 128 GT/s");
+            }
+        }
+        for (name, width) in [("width", link.width), ("max_width", link.max_width)] {
+            if width > 64 {
+                return refuse(field(name), width.to_string(), "0 to 64 lanes");
+            }
+        }
+    }
+    for gpu in &facts.gpus {
+        if gpu.bar1_bytes.get() == Some(0) {
+            return refuse(format!("gpus[{}].bar1_bytes", gpu.address), "0".to_owned(), "1 byte or more");
+        }
+    }
+    match facts.machine.sockets.get() {
+        Some(sockets) if !(1..=64).contains(&sockets) => {
+            refuse("machine.sockets".to_owned(), sockets.to_string(), "1 to 64")
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The parts of one GPU with one adapter.
 pub fn of_pair(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Found {
     let facts = analysis.facts;
@@ -100,7 +159,10 @@ pub fn of_pair(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Found {
         // A sleeping GPU's link wakes up: use its maximum speed at its current width.
         let link = facts.pci_device(&pair.gpu.address).and_then(|device| device.link);
         spec.gpu = link.and_then(|link| Slot::of_speed(link.max_speed, link.width));
-        spec.distance = pair.distance.map(|distance| redirected(&analysis.tree, pair, distance));
+        spec.distance = pair.distance;
+        spec.acs_redirect = Some(is_redirected(&analysis.tree, pair));
+        spec.iommu = translates(facts, pair);
+        spec.unavailable = unavailable(pair);
     }
     spec.memory = Some(Memory::Gpu);
     spec.bar1 = pair.gpu.bar1_bytes.get();
@@ -128,17 +190,61 @@ pub fn at_its_best(facts: &Facts, nic: &str, memory: Memory) -> Option<Spec> {
     };
     let link = nic.address.as_deref().and_then(|address| facts.pci_device(address)?.link);
     let slot = link.and_then(|link| Slot::of_speed(link.max_speed, link.max_width));
-    let settings = Spec { relaxed_ordering: Some(true), max_read_request: Some(4096), bar1: None, ..now };
+    let settings = Spec {
+        relaxed_ordering: Some(true),
+        max_read_request: Some(4096),
+        bar1: None,
+        acs_redirect: None,
+        iommu: None,
+        unavailable: None,
+        port_down: None,
+        ..now
+    };
     Some(Spec { nic: slot.or(settings.nic), ..settings }.within_platform())
 }
 
 /// ACS redirect: packets below one switch go up through the CPU.
-fn redirected(tree: &Tree<'_>, pair: &Pair<'_>, distance: Distance) -> Distance {
+fn is_redirected(tree: &Tree<'_>, pair: &Pair<'_>) -> bool {
     let sent_up = |address: &&str| {
         let config = tree.get(address).and_then(|bridge| bridge.config.known());
         config.and_then(|config| config.acs).is_some_and(nobounce_topology::facts::Acs::redirects)
     };
-    if distance.is_below_switch() && pair.bridges.iter().any(sent_up) { Distance::Phb } else { distance }
+    pair.distance.is_some_and(Distance::is_below_switch) && pair.bridges.iter().any(sent_up)
+}
+
+/// Whether an IOMMU translates the addresses of GPU or adapter. Adapters with ATS translate
+/// themselves.
+fn translates(facts: &Facts, pair: &Pair<'_>) -> Option<bool> {
+    let device = |address: &str| facts.pci_device(address);
+    let nic = pair.nic.address.as_deref().and_then(device);
+    if nic.and_then(|nic| nic.config.known()).is_some_and(|config| config.ats == Some(true)) {
+        return Some(false);
+    }
+    let ends = [device(&pair.gpu.address), nic];
+    let known: Vec<bool> =
+        ends.into_iter().flatten().filter_map(|one| iommu::translates(facts, one)).collect();
+    (!known.is_empty()).then(|| known.contains(&true))
+}
+
+/// Why memory of this GPU cannot be registered with this adapter, if that is certain.
+fn unavailable(pair: &Pair<'_>) -> Option<String> {
+    if pair.proven.is_some() {
+        return None;
+    }
+    let dma_buf = [&pair.export, &pair.import].into_iter().find_map(|answer| match answer {
+        Answer::No(_, why) => Some(why),
+        _ => None,
+    })?;
+    match &pair.peermem {
+        Answer::No(_, why) => Some(format!("dma-buf: {dma_buf}; peer memory: {why}")),
+        _ => None,
+    }
+}
+
+/// What a port says that is not up.
+fn down(nic: &Nic, port: Option<&Port>) -> Option<String> {
+    let port = port.filter(|port| !port.may_be_active())?;
+    Some(format!("port {} of {} is {}", port.number, nic.name, port.state.to_lowercase()))
 }
 
 fn host(facts: &Facts, nic: &Nic) -> Found {
@@ -177,6 +283,7 @@ fn adapter(facts: &Facts, nic: &Nic) -> Spec {
         (_, Some(port)) if port.is_ethernet() => Kind::RoceV2,
         _ => Kind::InfiniBand,
     };
+    let port_down = down(nic, port);
     let rate = port.and_then(|port| port.rate_gbps.get());
     let mtu = port.and_then(|port| port.active_mtu.get());
     Spec {
@@ -188,15 +295,10 @@ fn adapter(facts: &Facts, nic: &Nic) -> Spec {
         max_read_request: config.and_then(|config| config.max_read_request).filter(|bytes| exists(*bytes)),
         relaxed_ordering: config.and_then(|config| config.relaxed_ordering),
         platform: Some(Platform::of(&facts.machine.cpu)),
-        dram: Some(memory(facts)),
+        sockets: facts.machine.sockets.get(),
+        port_down,
         ..Spec::default()
     }
-}
-
-/// GB/s of the machine's memory: what its processors are made for, less what is never reached.
-fn memory(facts: &Facts) -> f64 {
-    let sockets = facts.machine.sockets.get().unwrap_or(1).clamp(1, 16);
-    Platform::of(&facts.machine.cpu).memory_per_socket() * f64::from(sockets) * c::DRAM_SHARE
 }
 
 /// The kernel tells QDR and older by their signalling rate, of which the line code takes a fifth.
@@ -214,8 +316,12 @@ const fn exists(bytes: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::factor::Factor;
     use super::super::model::direct;
+    use super::super::parts::Parts;
+    use super::super::upgrade::upgrades;
     use super::*;
+    use nobounce_topology::facts::Read;
     use nobounce_topology::machines;
 
     fn rate(name: &str) -> f64 {
@@ -284,12 +390,72 @@ mod tests {
     fn packets_that_access_control_sends_up_pass_the_processor() {
         let mut facts = machines::machine("dgx-h100").unwrap();
         for device in &mut facts.pci {
-            if let (true, nobounce_topology::facts::Read::Yes(config)) =
-                (device.is_bridge(), &mut device.config)
-            {
+            if let (true, Read::Yes(config)) = (device.is_bridge(), &mut device.config) {
                 config.acs = Some(nobounce_topology::facts::Acs { control: 0x1d });
             }
         }
-        assert_eq!(parts_of(&facts, &Choice::default()).unwrap().spec.distance, Some(Distance::Phb));
+        let spec = parts_of(&facts, &Choice::default()).unwrap().spec;
+        assert_eq!((spec.distance, spec.acs_redirect), (Some(Distance::Pix), Some(true)));
+        let parts = spec.resolve().unwrap();
+        let free = |parts: &Parts| {
+            upgrades(parts, 1 << 30)
+                .into_iter()
+                .filter(|one| one.free)
+                .map(|one| one.change)
+                .collect::<Vec<_>>()
+        };
+        assert!(free(&parts).iter().any(|change| change.contains("ACS")), "{:?}", free(&parts));
+        assert_eq!(direct(&parts, 1 << 30).unwrap().stream_binds, Factor::AcsRedirect);
+    }
+
+    /// What the doctor knows changes the figure, or takes it away with the reason.
+    #[test]
+    fn findings_of_the_doctor_change_the_prediction() {
+        let said = |change: &dyn Fn(&mut Facts)| {
+            let mut facts = machines::machine("dgx-h100").unwrap();
+            change(&mut facts);
+            let parts = parts_of(&facts, &Choice::default()).unwrap().spec.resolve().unwrap();
+            direct(&parts, 1 << 30).map(|one| one.gbytes_per_s.expected).map_err(|error| error.to_string())
+        };
+        assert!(said(&|_| {}).unwrap() > 48.0);
+        let translated = said(&|facts| {
+            for device in &mut facts.pci {
+                if let Read::Yes(Some(iommu)) = &mut device.iommu {
+                    iommu.kind = Some("DMA-FQ".to_owned());
+                }
+            }
+        });
+        assert!(translated.unwrap_err().contains("iommu=pt"));
+        let down = said(&|facts| {
+            for port in facts.nics.iter_mut().flat_map(|nic| &mut nic.ports) {
+                port.state = "DOWN".to_owned();
+            }
+        });
+        assert!(down.unwrap_err().contains("port 1 of mlx5"));
+        let small = said(&|facts| {
+            for gpu in &mut facts.gpus {
+                gpu.bar1_bytes = Read::Yes(256 << 20);
+            }
+        });
+        assert!(small.unwrap_err().contains("BAR1"));
+        let absurd = |change: fn(&mut Facts)| {
+            let mut facts = machines::machine("dgx-h100").unwrap();
+            change(&mut facts);
+            parts_of(&facts, &Choice::default()).unwrap_err().to_string()
+        };
+        let rate = absurd(|facts| facts.nics[0].ports[0].rate_gbps = Read::Yes(-400.0));
+        assert!(rate.contains("ports[1].rate_gbps is -400"), "{rate}");
+        let width =
+            absurd(|facts| facts.pci.iter_mut().find_map(|one| one.link.as_mut()).unwrap().width = 1000);
+        assert!(width.contains("link.width is 1000"), "{width}");
+        let closed = said(&|facts| {
+            facts.registrations.clear();
+            for gpu in &mut facts.gpus {
+                gpu.gpudirect_rdma = Read::Yes(false);
+                gpu.dma_buf = Read::Yes(false);
+                gpu.export_probe = Read::default();
+            }
+        });
+        assert!(closed.unwrap_err().contains("GPUDirect"));
     }
 }

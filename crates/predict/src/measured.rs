@@ -14,10 +14,16 @@ const MAX_RESULTS: usize = 5000;
 pub const LISTED_BELOW: u64 = 4096;
 
 /// The part of a bench's JSON that is read here.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Bench {
     /// `nobounce-bench/1`.
     pub schema: String,
+    /// How it was called.
+    #[serde(default)]
+    pub command: String,
+    /// Processes that spun beside it.
+    #[serde(default)]
+    pub busy: Option<u32>,
     /// What was measured.
     pub results: Vec<Measured>,
 }
@@ -45,6 +51,12 @@ pub struct Measured {
     /// How the target waited.
     #[serde(default)]
     pub wait: String,
+    /// Processes that spun beside the run.
+    #[serde(skip)]
+    pub busy: u32,
+    /// Whether the ends are on two machines.
+    #[serde(skip)]
+    pub between_machines: bool,
     /// Median, microseconds.
     #[serde(default)]
     pub p50_us: Option<f64>,
@@ -73,6 +85,8 @@ impl Measured {
             link: "udp".to_owned(),
             mtu: 4096,
             wait: "cq".to_owned(),
+            busy: 0,
+            between_machines: false,
             p50_us: is_latency.then_some(time),
             gbytes_per_s: (!is_latency).then_some(figure(time)),
             passes: passes.iter().map(|time| figure(*time)).collect(),
@@ -129,6 +143,9 @@ impl Measured {
             link: self.link.clone(),
             qps: self.qps,
             wait: self.wait.clone(),
+            mtu: self.mtu,
+            busy: self.busy,
+            between_machines: self.between_machines,
         }
     }
 }
@@ -154,6 +171,26 @@ pub struct Series {
     pub qps: u32,
     /// How the target waited.
     pub wait: String,
+    /// Path MTU.
+    #[serde(default = "usual_mtu")]
+    pub mtu: u32,
+    /// Processes that spun beside the run.
+    #[serde(default)]
+    pub busy: u32,
+    /// Whether the ends are on two machines.
+    #[serde(default)]
+    pub between_machines: bool,
+}
+
+/// The path MTU of files that do not name it.
+const fn usual_mtu() -> u32 {
+    4096
+}
+
+/// Whether a bench was called with the other end on another machine.
+#[must_use]
+pub fn is_between_machines(command: &str) -> bool {
+    command.split_whitespace().any(|word| word == "--peer" || word.starts_with("--peer="))
 }
 
 impl Series {
@@ -166,10 +203,13 @@ impl Series {
 
 impl std::fmt::Display for Series {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { op, kind, memory, link, qps, .. } = self;
+        let Self { op, kind, memory, link, qps, mtu, busy, between_machines, .. } = self;
         let link = if link == "udp" { String::new() } else { format!(", {link}") };
         let qps = if *qps > 1 { format!(", {qps} QPs") } else { String::new() };
-        f.pad(&format!("{op} {kind}, {memory}{link}{qps}"))
+        let mtu = if *mtu == usual_mtu() { String::new() } else { format!(", MTU {mtu}") };
+        let busy = if *busy > 0 { format!(", beside {busy} busy processes") } else { String::new() };
+        let reach = if *between_machines { ", between machines" } else { "" };
+        f.pad(&format!("{op} {kind}, {memory}{link}{qps}{mtu}{busy}{reach}"))
     }
 }
 
@@ -197,8 +237,12 @@ impl Bench {
     /// # Errors
     /// It is something else.
     pub fn from_json(text: &str) -> Result<Self, CalibrationError> {
-        let bench: Self =
+        let mut bench: Self =
             serde_json::from_str(text).map_err(|error| CalibrationError::NotBench(error.to_string()))?;
+        let (busy, reach) = (bench.busy.unwrap_or(0), is_between_machines(&bench.command));
+        for one in &mut bench.results {
+            (one.busy, one.between_machines) = (busy, reach);
+        }
         if bench.schema != "nobounce-bench/1" {
             return Err(CalibrationError::NotBench(format!("unexpected schema {:?}", bench.schema)));
         }
@@ -222,7 +266,7 @@ impl Bench {
                     one.passes.iter().enumerate().filter(|(at, _)| how.is_second(*at, count) == second);
                 one.of_passes(ours.map(|(_, figure)| *figure).collect()).ok_or(CalibrationError::OnePass)
             });
-            Ok(Self { schema: self.schema.clone(), results: results.collect::<Result<_, _>>()? })
+            Ok(Self { results: results.collect::<Result<_, _>>()?, ..self.clone() })
         };
         Ok((half(false)?, half(true)?))
     }

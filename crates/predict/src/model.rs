@@ -2,10 +2,12 @@
 
 use serde::Serialize;
 
-use super::constants as c;
+use super::basis::{self, NoEstimate};
 use super::factor::{Band, Factor, Share, Stage, in_series, slowest};
+use super::fitted::Fitted;
+use super::interval::{Class, Interval};
 use super::parts::{Parts, Software};
-use super::route::{self, NotDirect, float};
+use super::route::{self, float};
 use super::soft;
 use super::software::{Protocol, protocol};
 
@@ -52,55 +54,49 @@ impl Estimate {
 /// The direct way.
 ///
 /// # Errors
-/// Bytes cannot go the direct way, and why.
-pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NotDirect> {
+/// Bytes cannot go the direct way, or nothing is known of it, and why.
+pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NoEstimate> {
     route::possible(parts, size)?;
+    basis::known(parts, size)?;
     if let Some(known) = soft::calibrated(parts, size) {
         let stream = known.stream(size);
-        return Ok(finish(size, known.shares, stream, parts));
+        return Ok(finish(size, known.shares, stream, spread(parts, size, Class::Verbs)));
     }
     let protocol = protocol(parts, size);
     let stages = route::stages(parts, protocol.rails);
-    let rate = in_series(&stages);
+    let rate = in_series(&stages, parts.fitted.series_exponent);
     let mut shares = route::delays(parts, size);
     shares.extend_from_slice(&protocol.shares);
-    shares.push(flow(&stages, rate, size, &protocol));
+    shares.push(flow(&stages, rate, size, &parts.fitted));
     let streamed = match parts.software {
         // A stream of theirs uses all rails, whatever one message does.
         Software::Mpi => stages,
         _ => route::stages(parts, parts.rails),
     };
-    let stream = stream(&streamed, size, &protocol);
-    Ok(finish(size, shares, stream, parts))
+    let stream = stream(&streamed, size, &protocol, &parts.fitted);
+    Ok(finish(size, shares, stream, spread(parts, size, Class::of_direct(parts.software, parts.is_placed))))
 }
 
 /// Time in which the bytes of a lone message flow.
-fn flow(stages: &[Stage], rate: f64, size: u64, protocol: &Protocol) -> Share {
+fn flow(stages: &[Stage], rate: f64, size: u64, fitted: &Fitted) -> Share {
     let factor = slowest(stages).map_or(Factor::Wire, |stage| stage.factor);
-    let lone = if factor == Factor::SoftNic { 1.0 } else { c::LONE_FLOW };
-    let wire = Share { factor, microseconds: float(size) / (rate * lone) / 1000.0 };
-    if protocol.copied && c::CORE_COPY < rate {
-        return Share { factor: Factor::CoreCopy, microseconds: float(size) / c::CORE_COPY / 1000.0 };
-    }
-    wire
+    let lone = if factor == Factor::SoftNic { 1.0 } else { fitted.lone_flow };
+    Share { factor, microseconds: float(size) / (rate * lone) / 1000.0 }
 }
 
-fn stream(stages: &[Stage], size: u64, protocol: &Protocol) -> Stream {
+fn stream(stages: &[Stage], size: u64, protocol: &Protocol, fitted: &Fitted) -> Stream {
     let binds = slowest(stages).map_or(Factor::Wire, |stage| stage.factor);
-    let lone = if protocol.lone && binds != Factor::SoftNic { c::LONE_FLOW } else { 1.0 };
-    let mut rate = in_series(stages) * lone;
+    let lone = if protocol.lone && binds != Factor::SoftNic { fitted.lone_flow } else { 1.0 };
+    let rate = in_series(stages, fitted.series_exponent) * lone;
     let mut binds = binds;
-    if protocol.copied && c::CORE_COPY < rate {
-        (rate, binds) = (c::CORE_COPY, Factor::CoreCopy);
-    }
     let flowing = float(size) / rate / 1000.0;
     let each = if protocol.overlaps {
         // Posting overlaps with the transfer: take the longer of the two, smoothed like stages in
         // series.
         let longest = flowing.max(protocol.gap);
-        let sum =
-            (flowing / longest).powf(c::SERIES_EXPONENT) + (protocol.gap / longest).powf(c::SERIES_EXPONENT);
-        longest * sum.powf(1.0 / c::SERIES_EXPONENT)
+        let sum = (flowing / longest).powf(fitted.series_exponent)
+            + (protocol.gap / longest).powf(fitted.series_exponent);
+        longest * sum.powf(1.0 / fitted.series_exponent)
     } else {
         flowing + protocol.gap
     };
@@ -123,7 +119,7 @@ pub(super) struct Stream {
 }
 
 /// Puts an estimate together: sums up, sorts, and draws the band.
-pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: Stream, parts: &Parts) -> Estimate {
+pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: Stream, interval: Interval) -> Estimate {
     shares.retain(|share| {
         share.microseconds > 0.0 || (share.factor == Factor::Seen && share.microseconds < 0.0)
     });
@@ -131,14 +127,14 @@ pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: Stream, parts: &
     shares.sort_by(|a, b| b.microseconds.total_cmp(&a.microseconds));
     let total: f64 = shares.iter().map(|share| share.microseconds).sum();
     let binds = shares.first().map_or(Factor::Adapters, |share| share.factor);
-    let (low, high) = spread(parts, size);
+    let Interval { low, high } = interval;
     let rate = stream.gbytes_per_s;
     // No uncertainty lifts a stream above what its slowest stage carries.
-    let highest = (rate / (1.0 - low)).min(stream.most).max(rate);
+    let highest = (rate / low).min(stream.most).max(rate);
     Estimate {
         size,
-        microseconds: Band { expected: total, low: total * (1.0 - low), high: total * (1.0 + high) },
-        gbytes_per_s: Band { expected: rate, low: rate / (1.0 + high), high: highest },
+        microseconds: Band { expected: total, low: total * low, high: total * high },
+        gbytes_per_s: Band { expected: rate, low: rate / high, high: highest },
         shares,
         binds,
         stream_binds: stream.binds,
@@ -157,18 +153,17 @@ fn merged(shares: Vec<Share>) -> Vec<Share> {
     found
 }
 
-/// Uncertainty of the model, downwards and upwards in time: from the published figures, more where
-/// parts were guessed.
-fn spread(parts: &Parts, size: u64) -> (f64, f64) {
+/// The interval of the class; of the software NIC, that of its calibration, or of machines at
+/// large.
+pub(super) fn spread(parts: &Parts, size: u64, class: Class) -> Interval {
     if let Some(known) = soft::calibrated(parts, size) {
         // Two runs of one machine differ, too.
         let spread = (known.uncertainty + 0.05).min(0.9);
-        return (spread, spread);
+        return Interval { low: 1.0 - spread, high: 1.0 + spread };
     }
-    // 20 % for short messages, 5 % from 1 MiB on; in between it falls with every doubling.
-    let doublings = (float(size.max(1)) / 4096.0).log2().clamp(0.0, 8.0);
-    let known = 0.20 - 0.15 * doublings / 8.0;
-    // Each guess may hide something slower, and seldom something faster.
-    let guesses = u32::try_from(parts.assumed.len().min(8)).map_or(0.0, f64::from);
-    (known, known + 0.02 * guesses)
+    if parts.software == Software::Nobounce {
+        // One machine was measured; cores and kernels of others are up to twice as fast or slow.
+        return Interval { low: 0.5, high: 2.0 };
+    }
+    Interval::of(class, size)
 }

@@ -4,49 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use super::constants as c;
 use super::fabric::Fabric;
+use super::fitted::Fitted;
+pub use super::kinds::{End, Memory, Op, Software};
+pub use super::parts_error::PartsError;
 use super::slot::Slot;
 use super::soft::Soft;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
-
-/// The software that posts the transfers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Software {
-    /// The verbs themselves: perftest, or a library that adds next to nothing.
-    #[default]
-    Verbs,
-    /// MPI over UCX.
-    Mpi,
-    /// NIXL over UCX.
-    Nixl,
-    /// NCCL, point to point.
-    Nccl,
-    /// This project's software NIC: a core at each end moves the bytes.
-    Nobounce,
-}
-
-/// Where the bytes lie, at both ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Memory {
-    /// On a GPU.
-    #[default]
-    Gpu,
-    /// In host memory.
-    Host,
-}
-
-/// The operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Op {
-    /// The sender pushes; SEND costs the same.
-    #[default]
-    Write,
-    /// The receiver asks.
-    Read,
-}
 
 /// A transfer as given on the command line, or as a row of figures describes it. Missing parts are
 /// completed and reported.
@@ -61,6 +25,8 @@ pub struct Spec {
     pub hops: Option<u32>,
     /// Adapters that work together.
     pub rails: Option<u32>,
+    /// Adapters of them on the other socket.
+    pub far_rails: Option<u32>,
     /// Slot of each adapter.
     pub nic: Option<Slot>,
     /// Slot of each GPU.
@@ -72,6 +38,8 @@ pub struct Spec {
     pub gpus: Option<u32>,
     /// Where the bytes lie.
     pub memory: Option<Memory>,
+    /// The end that lies in host memory, where the other lies on a GPU.
+    pub host_end: Option<End>,
     /// Between GPU and adapter.
     pub distance: Option<Distance>,
     /// The processor.
@@ -84,8 +52,18 @@ pub struct Spec {
     pub max_read_request: Option<u32>,
     /// BAR1 of the GPU, bytes.
     pub bar1: Option<u64>,
+    /// ACS redirect on the ports between GPU and adapter.
+    pub acs_redirect: Option<bool>,
+    /// An IOMMU translates the addresses of GPU or adapter.
+    pub iommu: Option<bool>,
+    /// Why GPUDirect is not available here.
+    pub unavailable: Option<String>,
+    /// The port of the adapter is down, and how.
+    pub port_down: Option<String>,
     /// GB/s of the host's memory at each end.
     pub dram: Option<f64>,
+    /// Sockets of each machine: each has memory of its own.
+    pub sockets: Option<u32>,
     /// The software that posts.
     pub software: Option<Software>,
     /// Queue pairs at work on each rail.
@@ -109,6 +87,8 @@ pub struct Parts {
     pub hops: u32,
     /// Adapters that work together.
     pub rails: u32,
+    /// Adapters of them on the other socket.
+    pub far_rails: u32,
     /// Slot of each adapter.
     pub nic: Slot,
     /// Slot of each GPU; none where it is coherent with the processor.
@@ -117,8 +97,12 @@ pub struct Parts {
     pub gpus: u32,
     /// Where the bytes lie.
     pub memory: Memory,
+    /// The end that lies in host memory, where the other lies on a GPU.
+    pub host_end: Option<End>,
     /// Between GPU and adapter.
     pub distance: Distance,
+    /// Whether nothing is assumed of it.
+    pub is_placed: bool,
     /// The processor.
     pub platform: Platform,
     /// Whether writes may pass each other.
@@ -129,8 +113,18 @@ pub struct Parts {
     pub max_read_request: u32,
     /// BAR1 of the GPU, where it is known.
     pub bar1: Option<u64>,
+    /// ACS redirect on the ports between GPU and adapter.
+    pub acs_redirect: bool,
+    /// An IOMMU translates the addresses of GPU or adapter.
+    pub iommu: bool,
+    /// Why GPUDirect is not available here.
+    pub unavailable: Option<String>,
+    /// The port of the adapter is down, and how.
+    pub port_down: Option<String>,
     /// GB/s of host memory.
     pub dram: f64,
+    /// Whether that is stated, or follows from the processor.
+    pub dram_is_known: bool,
     /// The software that posts.
     pub software: Software,
     /// Queue pairs on each rail; 0: enough of them.
@@ -143,93 +137,11 @@ pub struct Parts {
     pub sharers: u32,
     /// What is known of the software NIC here.
     pub soft: Soft,
+    /// Constants that published figures decide; those of the model, but for its validation.
+    #[serde(skip)]
+    pub fitted: Fitted,
     /// What was not said, and what was taken instead.
     pub assumed: Vec<String>,
-}
-
-/// Parts that do not exist or do not fit together.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PartsError {
-    /// No such link.
-    #[error(
-        "invalid link {0:?}: expected ib:sdr, ib:ddr, ib:qdr, ib:fdr10, ib:fdr, ib:edr, ib:hdr, ib:ndr, ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s, such as rocev2:400"
-    )]
-    Fabric(String),
-    /// Faster than any.
-    #[error("invalid rate {gbps} Gb/s: the fastest announced port has {most}")]
-    TooFast {
-        /// Asked for.
-        gbps: f64,
-        /// The most.
-        most: f64,
-    },
-    /// No such slot.
-    #[error("invalid PCIe link {0:?}: expected a generation and lanes, such as gen5x16")]
-    Slot(String),
-    /// No such generation.
-    #[error("invalid PCIe generation {0}: expected 1 to 7")]
-    Generation(u32),
-    /// No such width.
-    #[error("invalid number of PCIe lanes {0}: expected 1, 2, 4, 8, 12 or 16")]
-    Lanes(u32),
-    /// The processor's slots are slower.
-    #[error(
-        "{slot} is impossible behind {processor}: its slots are at most PCIe Gen{most}; a faster link needs a PCIe switch (--distance PIX)"
-    )]
-    TooNew {
-        /// The given slot.
-        slot: Slot,
-        /// The processor.
-        processor: &'static str,
-        /// Its generation.
-        most: u32,
-    },
-    /// No link was named.
-    #[error("no link given; add --link, such as --link ib:ndr or --link rocev2:100, or --machine")]
-    NoLink,
-    /// No adapters.
-    #[error("invalid --rails 0: expected 1 or more")]
-    NoRails,
-    /// More than any machine has.
-    #[error("too many {what}: {count}, the maximum is {most}")]
-    TooMany {
-        /// What there is too much of.
-        what: &'static str,
-        /// How many.
-        count: u32,
-        /// How many there may be.
-        most: u32,
-    },
-    /// RDMA has these packet sizes only.
-    #[error(
-        "invalid path MTU {0}: expected 256, 512, 1024, 2048 or 4096; an Ethernet MTU of 1500 gives 1024"
-    )]
-    Mtu(u32),
-    /// PCIe has these packet sizes only.
-    #[error("invalid {what} {bytes}: expected 128, 256, 512, 1024, 2048 or 4096 bytes")]
-    PcieSize {
-        /// Which.
-        what: &'static str,
-        /// The given size.
-        bytes: u32,
-    },
-    /// Nothing can be moved through it.
-    #[error("{what} must be more than 0, not {value}")]
-    NotPositive {
-        /// What.
-        what: &'static str,
-        /// The given value.
-        value: f64,
-    },
-    /// A GPU of the processor's own memory has no distance to cross.
-    #[error(
-        "a coherent GPU is attached to the processor, not to a PCIe slot: give either --gpu-slot or --coherent"
-    )]
-    CoherentSlot,
-    /// Host memory has no GPU.
-    #[error("{0} needs GPU memory, but the transfer uses host memory")]
-    NoGpu(&'static str),
 }
 
 /// Rails of one transfer at the most: as many as the largest machines have adapters, with room.
@@ -295,7 +207,7 @@ impl Spec {
         if self.max_read_request.is_none() {
             assumed.push("MaxReadReq of the adapter is 4096 bytes, as vendors recommend".to_owned());
         }
-        let dram = positive("the bandwidth of host memory", self.dram)?.unwrap_or(200.0);
+        let (dram, dram_is_known) = self.dram(platform, memory, &mut assumed)?;
         if link.kind == super::fabric::Kind::Loopback {
             // No adapter, no slot: none of that matters.
             assumed = vec![
@@ -311,23 +223,32 @@ impl Spec {
             mtu,
             hops: self.hops.unwrap_or(1),
             rails: self.rails.unwrap_or(1),
+            far_rails: self.far_rails.unwrap_or(0).min(self.rails.unwrap_or(1)),
             nic,
             gpu,
             gpus: self.gpus.unwrap_or(1),
             memory,
+            host_end: self.host_end.filter(|_| memory == Memory::Gpu),
             distance,
+            is_placed: self.distance.is_some() || !gpu_memory,
             platform,
             relaxed_ordering: self.relaxed_ordering.unwrap_or(true),
             max_payload,
             max_read_request,
             bar1: self.bar1,
+            acs_redirect: self.acs_redirect.unwrap_or(false) && distance.is_below_switch(),
+            iommu: self.iommu.unwrap_or(false),
+            unavailable: self.unavailable.clone(),
+            port_down: self.port_down.clone(),
             dram,
+            dram_is_known,
             software: self.software.unwrap_or_default(),
             queue_pairs: self.queue_pairs.unwrap_or(0),
             operation: self.operation.unwrap_or_default(),
             chunk: self.chunk(),
             sharers: self.sharers.unwrap_or(1),
             soft: Soft::default(),
+            fitted: Fitted::default(),
             assumed,
         })
     }
@@ -345,6 +266,30 @@ impl Spec {
         let most = self.fastest_slot();
         let slower = |slot: Option<Slot>| slot.map(|slot| slot.at_most(most));
         Self { nic: slower(self.nic), gpu: slower(self.gpu), ..self }
+    }
+
+    /// GB/s of host memory, and whether it is known.
+    fn dram(
+        &self,
+        platform: Platform,
+        memory: Memory,
+        assumed: &mut Vec<String>,
+    ) -> Result<(f64, bool), PartsError> {
+        if let Some(stated) = positive("the bandwidth of host memory", self.dram)? {
+            return Ok((stated, true));
+        }
+        let sockets = self.sockets.unwrap_or(1).clamp(1, 16);
+        let (dram, is_known) = if platform == Platform::Other {
+            (200.0, false)
+        } else {
+            (platform.memory_per_socket() * f64::from(sockets) * c::DRAM_SHARE, true)
+        };
+        if memory == Memory::Host {
+            assumed.push(format!(
+                "host memory of {dram:.0} GB/s: every channel of {sockets} sockets is populated"
+            ));
+        }
+        Ok((dram, is_known))
     }
 
     fn chunk(&self) -> u64 {
@@ -393,7 +338,7 @@ impl Spec {
             return Ok(usual);
         };
         let exists = match link.kind {
-            Kind::Iwarp | Kind::Efa => (256..=9216).contains(&mtu),
+            Kind::Iwarp | Kind::Efa | Kind::Tcp => (256..=9216).contains(&mtu),
             _ => matches!(mtu, 256 | 512 | 1024 | 2048 | 4096),
         };
         if exists { Ok(mtu) } else { Err(PartsError::Mtu(mtu)) }
@@ -442,6 +387,18 @@ fn usual_slot(link: Fabric) -> Slot {
 }
 
 impl Parts {
+    /// Whether this end lies on a GPU.
+    #[must_use]
+    pub fn is_on_gpu(&self, end: End) -> bool {
+        self.memory == Memory::Gpu && self.host_end != Some(end)
+    }
+
+    /// Whether packets between GPU and adapter pass the CPU.
+    #[must_use]
+    pub fn through_processor(&self) -> bool {
+        !self.distance.is_below_switch() || self.acs_redirect
+    }
+
     /// Whether bytes pass between GPU and adapter over PCIe.
     #[must_use]
     pub const fn gpu_over_pcie(&self) -> bool {
@@ -451,7 +408,7 @@ impl Parts {
     /// The same transfer of host memory: what staging does in the middle.
     #[must_use]
     pub fn on_host(&self) -> Self {
-        Self { memory: Memory::Host, gpu: None, distance: Distance::Phb, ..self.clone() }
+        Self { memory: Memory::Host, gpu: None, host_end: None, distance: Distance::Phb, ..self.clone() }
     }
 }
 

@@ -28,6 +28,7 @@ struct Panel<'a> {
     left: f64,
     value: fn(&Estimate) -> (f64, f64, f64),
     binds: fn(&Estimate) -> &'static str,
+    extreme: Extreme,
     legend_right: bool,
     rows: Vec<&'a Row>,
 }
@@ -47,6 +48,7 @@ pub fn svg(report: &Report) -> String {
         left: 90.0,
         value: |one| (one.microseconds.expected, one.microseconds.low, one.microseconds.high),
         binds: |one| one.binds.words(),
+        extreme: Extreme { name: "shortest", unit: "us", is_highest: false },
         legend_right: false,
         rows: rows(),
     };
@@ -55,6 +57,7 @@ pub fn svg(report: &Report) -> String {
         left: 770.0,
         value: |one| (one.gbytes_per_s.expected, one.gbytes_per_s.low, one.gbytes_per_s.high),
         binds: |one| one.stream_binds.words(),
+        extreme: Extreme { name: "plateau", unit: "GB/s", is_highest: true },
         legend_right: true,
         rows: rows(),
     };
@@ -67,17 +70,19 @@ pub fn svg(report: &Report) -> String {
     text
 }
 
+/// The point of a curve that is worth a figure.
+struct Extreme {
+    name: &'static str,
+    unit: &'static str,
+    is_highest: bool,
+}
+
 impl Panel<'_> {
     fn draw(&self, text: &mut String) {
         let Some((x, y)) = self.axes() else {
-            label(
-                text,
-                (self.left + PANEL / 2.0, 300.0),
-                16,
-                GREY,
-                "middle",
-                "nothing to draw: every size is 0",
-            );
+            let why = self.rows.iter().find_map(|row| row.why_not());
+            let why = why.unwrap_or_else(|| "nothing to draw: every size is 0".to_owned());
+            self.reason(text, 300.0, &why);
             return;
         };
         label(text, (self.left, TOP - 14.0), 17, INK, "start", self.title);
@@ -119,6 +124,42 @@ impl Panel<'_> {
             label(text, (left + 34.0, middle + 5.0), 14, INK, "start", name);
         }
         self.strip(text, x);
+        self.mark_extreme(text, x, y);
+        // A curve that ends, or does not start, says why.
+        if let Some(why) = self.rows.iter().rev().find_map(|row| row.why_not()) {
+            self.reason(text, TOP + 120.0, &why);
+        }
+    }
+
+    /// A sentence, in lines that fit the panel.
+    fn reason(&self, text: &mut String, top: f64, words: &str) {
+        let mut lines = vec![String::new()];
+        for word in words.split(' ') {
+            let last = lines.len() - 1;
+            if lines[last].len() + word.len() > 68 {
+                lines.push(word.to_owned());
+            } else {
+                lines[last] = format!("{} {word}", lines[last]).trim().to_owned();
+            }
+        }
+        let mut y = top;
+        for line in lines {
+            label(text, (self.left + PANEL / 2.0, y), 14, INK, "middle", &line);
+            y += 20.0;
+        }
+    }
+
+    /// The shortest latency, or the plateau of the bandwidth.
+    fn mark_extreme(&self, text: &mut String, x: (f64, f64), y: (f64, f64)) {
+        let points =
+            self.rows.iter().filter_map(|row| Some((row.size, (self.value)(row.direct.as_ref()?).0)));
+        let sign = if self.extreme.is_highest { 1.0 } else { -1.0 };
+        let Some((size, value)) = points.max_by(|a, b| (sign * a.1).total_cmp(&(sign * b.1))) else { return };
+        let words = format!("{}: {} {}", self.extreme.name, figure(value), self.extreme.unit);
+        let (at, to) = (self.at(x, size), across(y, value));
+        let anchor = if self.extreme.is_highest { "end" } else { "start" };
+        let _ = writeln!(text, "<circle cx=\"{at:.1}\" cy=\"{to:.1}\" r=\"4\" fill=\"{DIRECT}\"/>");
+        label(text, (at, to - 10.0), 14, DIRECT, anchor, &words);
     }
 
     /// Logarithms of the least and the most, of sizes and of figures.
@@ -260,5 +301,10 @@ mod tests {
         assert!(!drawn.contains("NaN") && !drawn.contains("inf"));
         let empty = svg(&report("empty", &parts, &[0]));
         assert!(empty.contains("nothing to draw"));
+        assert!(drawn.contains("shortest: ") && drawn.contains("plateau: "));
+        let window = Spec { bar1: Some(1 << 20), link: Fabric::infiniband("ndr"), ..Spec::default() };
+        assert!(svg(&report("ends", &window.resolve().unwrap(), &sizes)).contains("BAR1"));
+        let tcp = Spec { link: "tcp:100".parse().ok(), ..Spec::default() };
+        assert!(svg(&report("tcp", &tcp.resolve().unwrap(), &sizes)).contains("not predicted: TCP"));
     }
 }

@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::basis::NoEstimate;
 use super::model::{Estimate, direct};
-use super::parts::{Memory, Parts};
+use super::parts::{End, Memory, Parts};
 use super::staging::staged;
 use super::upgrade::{Upgrade, upgrades};
 
@@ -41,6 +42,8 @@ pub struct Row {
     pub direct: Option<Estimate>,
     /// Why not.
     pub not_direct: Option<String>,
+    /// Why the direct way is not predicted, if it is not for a lack of knowledge.
+    pub not_predicted: Option<String>,
     /// Staged in chunks; none for host memory.
     pub staged: Option<Estimate>,
     /// Staged as a whole, one step after the other; none for host memory.
@@ -59,9 +62,9 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
     let is_gpu = parts.memory == Memory::Gpu;
     let times = |size: u64| {
         let way = direct(parts, size).ok().map(|one| one.microseconds.expected);
-        (way, staged(parts, size, true).microseconds.expected)
+        (way, staged(parts, size, true).ok().map(|one| one.microseconds.expected))
     };
-    let staged_wins = |size: u64| matches!(times(size), (Some(direct), staged) if staged < direct);
+    let staged_wins = |size: u64| matches!(times(size), (Some(direct), Some(staged)) if staged < direct);
     let staged_wins_from = powers
         .clone()
         .filter(|_| is_gpu)
@@ -69,7 +72,7 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         .map(|size| first(size / 2, size, staged_wins));
     let twice_as_fast_below = powers
         .filter(|_| is_gpu)
-        .take_while(|size| matches!(times(*size), (Some(direct), staged) if staged >= 2.0 * direct))
+        .take_while(|size| matches!(times(*size), (Some(direct), Some(staged)) if staged >= 2.0 * direct))
         .last();
     Report {
         schema: SCHEMA,
@@ -94,12 +97,27 @@ fn first(mut low: u64, mut high: u64, is_so: impl Fn(u64) -> bool) -> u64 {
 fn row(parts: &Parts, size: u64) -> Row {
     let way = direct(parts, size);
     let is_gpu = parts.memory == Memory::Gpu;
+    let (not_direct, not_predicted) = match &way {
+        Ok(_) => (None, None),
+        Err(NoEstimate::NotDirect(why)) => (Some(why.to_string()), None),
+        Err(NoEstimate::NoBasis(why)) => (None, Some(why.to_string())),
+    };
     Row {
         size,
-        not_direct: way.as_ref().err().map(ToString::to_string),
+        not_direct,
+        not_predicted,
         direct: way.ok(),
-        staged: is_gpu.then(|| staged(parts, size, true)),
-        unpipelined: is_gpu.then(|| staged(parts, size, false)),
+        staged: is_gpu.then(|| staged(parts, size, true).ok()).flatten(),
+        unpipelined: is_gpu.then(|| staged(parts, size, false).ok()).flatten(),
+    }
+}
+
+impl Row {
+    /// Why there is no direct estimate.
+    #[must_use]
+    pub fn why_not(&self) -> Option<String> {
+        let unknown = self.not_predicted.as_ref().map(|why| format!("not predicted: {why}"));
+        self.not_direct.clone().or(unknown)
     }
 }
 
@@ -126,7 +144,7 @@ impl Report {
         if is_gpu {
             let _ = write!(text, "  {:>10} {:>8} {:>7}", "staged us", "GB/s", "direct");
         }
-        let _ = writeln!(text, "  largest share of the time");
+        let _ = writeln!(text, "  {:<48} limit of a stream", "largest share of the time");
         for row in &self.rows {
             text.push_str(&self.line(row));
         }
@@ -137,6 +155,7 @@ impl Report {
 
     fn line(&self, row: &Row) -> String {
         let mut text = format!("{:>9}  ", bytes(row.size));
+        let is_gpu = self.parts.memory == Memory::Gpu;
         match &row.direct {
             Some(one) => {
                 let (time, rate) = (one.microseconds, one.gbytes_per_s);
@@ -146,6 +165,9 @@ impl Report {
             None => {
                 let _ = write!(text, "{:>9} {:>17}  {:>8} {:>15}", "-", "-", "-", "-");
             }
+        }
+        if is_gpu && row.staged.is_none() {
+            let _ = write!(text, "  {:>10} {:>8} {:>7}", "-", "-", "-");
         }
         if let Some(staged) = &row.staged {
             let (time, rate) = (staged.microseconds.expected, staged.gbytes_per_s.expected);
@@ -158,9 +180,10 @@ impl Report {
         let binds = match &row.direct {
             Some(one) => {
                 let share = one.shares.first().map_or(0.0, |share| one.part(share));
-                format!("{} ({:.0} %)", one.binds.words(), share * 100.0)
+                let most = format!("{} ({:.0} %)", one.binds.words(), share * 100.0);
+                format!("{most:<48} {}", one.stream_binds.words())
             }
-            None => row.not_direct.clone().unwrap_or_default(),
+            None => row.why_not().unwrap_or_default(),
         };
         let _ = writeln!(text, "  {binds}");
         text
@@ -195,6 +218,20 @@ impl Report {
         })
     }
 
+    /// The last size that can take the direct path, and why longer ones cannot.
+    fn ends_at(&self) -> Option<(u64, String)> {
+        let last = self.rows.iter().rev().find(|row| row.direct.is_some())?;
+        let next = self.rows.iter().find(|row| row.size > last.size)?;
+        Some((last.size, next.why_not()?))
+    }
+
+    fn no_direct(&self) -> String {
+        match self.rows.iter().find_map(|row| row.not_predicted.as_ref()) {
+            Some(why) => format!("the direct path is not predicted: {why}"),
+            None => "no direct path here".to_owned(),
+        }
+    }
+
     fn conclusions(&self) -> String {
         let mut text = String::new();
         if let Some(one) = self.rows.last().and_then(|row| row.direct.as_ref()) {
@@ -218,14 +255,19 @@ impl Report {
                         bytes(size)
                     )
                 }
-                (None, None) if self.rows.iter().all(|row| row.direct.is_none()) => {
-                    "no direct path here".to_owned()
-                }
+                (None, None) if self.rows.iter().all(|row| row.direct.is_none()) => self.no_direct(),
                 (None, None) => "the direct path is faster at every size".to_owned(),
+            };
+            let line = match self.ends_at() {
+                Some(end) => format!("up to {} {line}; beyond, {}", bytes(end.0), end.1),
+                None => line,
             };
             let _ = writeln!(text, "{line}");
         }
-        for one in self.upgrades.iter().take(4) {
+        // Settings cost nothing: they are listed however much more hardware would gain.
+        let settings = self.upgrades.iter().filter(|one| one.free);
+        let hardware = self.upgrades.iter().filter(|one| !one.free).take(3);
+        for one in settings.chain(hardware) {
             let kind = if one.free { "a setting" } else { "an upgrade" };
             let _ = writeln!(
                 text,
@@ -251,7 +293,14 @@ impl Parts {
         let rails = if self.rails > 1 { format!("{} x ", self.rails) } else { String::new() };
         let gpu = match (self.memory, self.gpu) {
             (Memory::Host, _) => "host memory".to_owned(),
-            (Memory::Gpu, Some(slot)) => format!("GPU on {slot}, {}", self.distance.words()),
+            (Memory::Gpu, Some(slot)) => {
+                let ends = match self.host_end {
+                    None => "",
+                    Some(End::Source) => "host memory to ",
+                    Some(End::Target) => "host memory from ",
+                };
+                format!("{ends}GPU on {slot}, {}", self.distance.words())
+            }
             (Memory::Gpu, None) => "GPU coherent with the processor".to_owned(),
         };
         if self.link.kind == super::fabric::Kind::Loopback {
@@ -334,7 +383,7 @@ mod tests {
         };
         let parts = spec.resolve().unwrap();
         let size = report("strict", &parts, &[8]).staged_wins_from.unwrap();
-        let ratio = staged(&parts, size, true).microseconds.expected
+        let ratio = staged(&parts, size, true).unwrap().microseconds.expected
             / direct(&parts, size).unwrap().microseconds.expected;
         assert!((0.98..=1.0).contains(&ratio), "{size}: {ratio}");
     }

@@ -2,7 +2,7 @@
 
 use super::constants as c;
 use super::factor::{Factor, Share, Stage};
-use super::parts::{Memory, Op, Parts, Software};
+use super::parts::{End, Memory, Op, Parts, Software};
 use super::soft;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
@@ -21,6 +21,9 @@ pub enum NotDirect {
         /// The window.
         bar1: u64,
     },
+    /// The doctor found that the GPU's memory cannot be registered.
+    #[error("GPUDirect is not available ({0}): transfers are staged; run `nobounce doctor`")]
+    Unavailable(String),
     /// Desktop processors carry no reads between devices.
     #[error(
         "Intel desktop processors forward peer-to-peer writes but not reads: the adapter cannot read the sender's GPU"
@@ -39,11 +42,14 @@ pub(super) fn possible(parts: &Parts, size: u64) -> Result<(), NotDirect> {
     if !parts.gpu_over_pcie() {
         return Ok(());
     }
+    if let Some(why) = &parts.unavailable {
+        return Err(NotDirect::Unavailable(why.clone()));
+    }
     match parts.bar1 {
         Some(bar1) if size > bar1 => return Err(NotDirect::Bar1 { size, bar1 }),
         _ => {}
     }
-    if parts.platform == Platform::IntelClient && !parts.distance.is_below_switch() {
+    if parts.platform == Platform::IntelClient && parts.through_processor() {
         return Err(NotDirect::DesktopReads);
     }
     Ok(())
@@ -51,10 +57,11 @@ pub(super) fn possible(parts: &Parts, size: u64) -> Result<(), NotDirect> {
 
 /// Microseconds that a PCIe read of the source takes.
 pub(super) fn read_round_trip(parts: &Parts) -> f64 {
-    if !parts.gpu_over_pcie() {
+    if !parts.gpu_over_pcie() || !parts.is_on_gpu(End::Source) {
         return c::READ_HOST;
     }
     match parts.distance {
+        Distance::Pix | Distance::Pxb if parts.acs_redirect => c::READ_PROCESSOR,
         Distance::Pix | Distance::Pxb => c::READ_SWITCH,
         Distance::Phb | Distance::Node => c::READ_PROCESSOR,
         Distance::Sys => c::READ_PROCESSOR + c::READ_SOCKET,
@@ -80,11 +87,21 @@ pub(super) fn stages(parts: &Parts, rails: u32) -> Vec<Stage> {
         (Memory::Gpu, None) => stages.push(stage(Factor::GpuSlot, COHERENT * f64::from(parts.gpus), 2)),
         (Memory::Gpu, Some(gpu)) => {
             let gpus = f64::from(parts.gpus);
-            stages.push(stage(Factor::GpuSlot, gpu.carries(parts.max_payload) * gpus, 2));
-            if !parts.distance.is_below_switch() {
+            let ends = if parts.host_end.is_some() { 1 } else { 2 };
+            stages.push(stage(Factor::GpuSlot, gpu.carries(parts.max_payload) * gpus, ends));
+            if parts.host_end.is_some() {
+                stages.push(stage(Factor::Dram, parts.dram, 1));
+            }
+            if parts.through_processor() {
                 stages.extend(processor(parts, gpus, share));
             }
         }
+    }
+    if let (1.., Some(limit)) = (parts.far_rails, parts.platform.between_sockets()) {
+        // The near adapters do what they can; those on the other socket share its link.
+        let each = parts.link.goodput(parts.mtu) / f64::from(parts.sharers);
+        let near = f64::from(rails.saturating_sub(parts.far_rails)) * each;
+        stages.push(stage(Factor::Sockets, near + limit, 1));
     }
     if parts.software == Software::Nobounce {
         stages.push(stage(Factor::SoftNic, soft::rate(parts), 1));
@@ -100,13 +117,19 @@ fn processor(parts: &Parts, gpus: f64, adapters: f64) -> Vec<Stage> {
         parts.platform,
         Platform::XeonOld | Platform::XeonSkylake | Platform::SapphireRapids | Platform::EmeraldRapids
     );
-    if let (true, Some(gpu)) = (intel, parts.gpu) {
-        stage(Factor::RootComplex, gpu.carries(64) * gpus);
+    let forwards = if parts.acs_redirect { Factor::AcsRedirect } else { Factor::RootComplex };
+    match parts.gpu {
+        Some(gpu) if intel => stage(forwards, gpu.carries(64) * gpus),
+        // Up and down the port that leads to the CPU.
+        Some(gpu) if parts.acs_redirect => stage(forwards, gpu.carries(parts.max_payload) * gpus),
+        _ => {}
     }
-    if let Some(limit) = parts.platform.peer_read() {
-        stage(Factor::RootComplex, limit * gpus);
-    }
-    if let (false, Some(limit)) = (parts.relaxed_ordering, parts.platform.strict_order()) {
+    let ordered = if parts.is_on_gpu(End::Target) {
+        parts.platform.strict_order()
+    } else {
+        parts.platform.strict_order_of_host()
+    };
+    if let (false, Some(limit)) = (parts.relaxed_ordering, ordered) {
         // Writes of one adapter wait for each other, not for another's.
         stage(Factor::StrictOrder, limit * adapters);
     }
@@ -135,7 +158,7 @@ pub(super) fn delays(parts: &Parts, size: u64) -> Vec<Share> {
     let passes = if parts.operation == Op::Read { 2.0 } else { 1.0 };
     let mut shares = vec![share(Factor::Adapters, pass * passes), first];
     // What fits into the work request needs no read; GPU memory never does.
-    let inline = parts.memory == Memory::Host && float(size) <= c::INLINE && parts.operation == Op::Write;
+    let inline = !parts.is_on_gpu(End::Source) && float(size) <= c::INLINE && parts.operation == Op::Write;
     if size > 0 && !inline {
         shares.push(share(Factor::PcieRead, read_round_trip(parts)));
     }

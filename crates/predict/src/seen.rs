@@ -157,7 +157,11 @@ mod tests {
             let time = times(size);
             Measured::write(kind, size, time, &factors.iter().map(|factor| factor * time).collect::<Vec<_>>())
         };
-        let bench = Bench { schema: "nobounce-bench/1".to_owned(), results: SIZES.map(one).to_vec() };
+        let bench = Bench {
+            schema: "nobounce-bench/1".to_owned(),
+            results: SIZES.map(one).to_vec(),
+            ..Bench::default()
+        };
         Calibration::of(&[bench]).unwrap().fits.remove(0)
     }
 

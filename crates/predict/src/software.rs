@@ -2,9 +2,9 @@
 
 use super::constants as c;
 use super::factor::{Factor, Share};
-use super::parts::{Memory, Parts, Software};
-use super::route::float;
-use super::{soft, window};
+use super::parts::{Memory, Op, Parts, Software};
+use super::route::{self, float};
+use super::soft;
 
 /// What a library does with one message.
 #[derive(Debug)]
@@ -19,57 +19,53 @@ pub(super) struct Protocol {
     pub(super) lone: bool,
     /// Rails that one message of this size takes.
     pub(super) rails: u32,
-    /// A core copies the bytes first, in pieces, while the wire carries those before: it takes the
-    /// wire's place if it is slower.
-    pub(super) copied: bool,
 }
 
 pub(super) fn protocol(parts: &Parts, size: u64) -> Protocol {
     let share = |factor, microseconds| Share { factor, microseconds };
+    let fitted = &parts.fitted;
     let mut shares = Vec::new();
-    let mut copied = false;
-    let (mut gap, mut overlaps, mut rails) = (c::VERBS_GAP, true, parts.rails);
+    let (mut gap, mut overlaps, mut rails) = (fitted.verbs_gap, true, parts.rails);
     let bytes = float(size);
     match parts.software {
-        Software::Verbs => shares.push(share(Factor::Software, 2.0 * c::VERBS_CALL)),
-        Software::Mpi => {
-            let device = if parts.memory == Memory::Gpu { c::DEVICE_CALL } else { 0.0 };
-            shares.push(share(Factor::Software, 2.0 * (c::VERBS_CALL + c::MPI_CALL + device)));
-            gap = c::MPI_GAP + device;
-            overlaps = false;
-            rails = split(parts.rails, bytes);
-            let limit = if parts.memory == Memory::Gpu { c::MPI_EAGER_GPU } else { c::MPI_EAGER_HOST };
-            if bytes > limit {
-                // Three short messages more: word that there is something, the receiver's request
-                // to read it, word that it is done.
-                let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
-                shares.push(share(Factor::Handshake, 3.0 * (pass + 2.0 * (c::VERBS_CALL + c::MPI_CALL))));
-                gap += c::MPI_GAP;
-            } else if let (Memory::Gpu, Some(gpu)) = (parts.memory, parts.gpu) {
-                // What was not announced arrives in host memory, and a core stores it into the GPU.
-                shares.push(share(Factor::CoreCopy, bytes / window::store(gpu) / 1000.0));
-            } else if parts.memory == Memory::Host && bytes > c::INLINE {
-                shares.push(share(Factor::CoreCopy, 2.0 * bytes / c::CORE_COPY / 1000.0));
+        Software::Verbs => {
+            shares.push(share(Factor::Software, 2.0 * c::VERBS_CALL));
+            if parts.operation == Op::Read && parts.queue_pairs > 0 {
+                // The responder answers the reads of a queue pair in order, one PCIe read after the
+                // other.
+                gap = gap.max(route::read_round_trip(parts) / f64::from(parts.queue_pairs));
             }
         }
-        Software::Nixl => {
-            shares.push(share(Factor::Software, c::NIXL_CALL));
-            gap = c::NIXL_CALL;
+        Software::Mpi => {
+            let device = if parts.memory == Memory::Gpu { fitted.device_call } else { 0.0 };
+            shares.push(share(Factor::Software, 2.0 * (c::VERBS_CALL + fitted.mpi_call + device)));
+            gap = fitted.mpi_gap + device;
             overlaps = false;
-            copied = bytes <= c::NIXL_EAGER;
+            rails = split(parts.rails, bytes);
+            // Three short messages more: word that there is something, the receiver's request to
+            // read it, word that it is done. Shorter messages, which are copied, have no basis.
+            let pass = parts.link.base_latency() + f64::from(parts.hops) * c::SWITCH_HOP;
+            shares.push(share(Factor::Handshake, 3.0 * (pass + 2.0 * (c::VERBS_CALL + fitted.mpi_call))));
+            gap += fitted.mpi_gap;
+        }
+        Software::Nixl => {
+            shares.push(share(Factor::Software, fitted.nixl_call));
+            gap = fitted.nixl_call;
+            overlaps = false;
         }
         Software::Nccl => {
             shares.push(share(Factor::Software, c::NCCL_BASE + c::NCCL_NET));
             gap = c::NCCL_NET;
             overlaps = false;
         }
+        Software::GpuInitiated => {}
         Software::Nobounce => {
             gap = soft::gap(parts, size);
             overlaps = false;
         }
     }
     let lone = parts.queue_pairs == 1 || parts.software == Software::Mpi;
-    Protocol { shares, gap, overlaps, lone, rails, copied }
+    Protocol { shares, gap, overlaps, lone, rails }
 }
 
 /// Rails that a message is worth being cut for.

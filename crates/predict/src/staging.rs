@@ -1,8 +1,10 @@
 //! The staged way: out of the GPU, over the network, into the other GPU.
 
+use super::basis::{self, NoBasis};
 use super::constants as c;
 use super::factor::{Factor, Share};
-use super::model::{Estimate, Stream, finish};
+use super::interval::Class;
+use super::model::{Estimate, Stream, finish, spread};
 use super::parts::{Parts, Software};
 use super::route::{self, float};
 use super::software::protocol;
@@ -13,8 +15,11 @@ const COHERENT_COPY: f64 = 360.0;
 
 /// The staged way with chunks that overlap (`pipelined`), or each step after the other with the
 /// whole message.
-#[must_use]
-pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Estimate {
+///
+/// # Errors
+/// Nothing is known of it, and why.
+pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Result<Estimate, NoBasis> {
+    basis::known(&parts.on_host(), size)?;
     let (network, network_factor) = network(parts, protocol(parts, size).rails);
     let copy = copy_rate(parts);
     let bytes = float(size);
@@ -22,7 +27,8 @@ pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Estimate {
     let microseconds = |gbytes: f64| chunk / gbytes / 1000.0;
     let (through, out) = (microseconds(network), microseconds(copy));
     let mut shares = calls(parts, size);
-    shares.push(Share { factor: Factor::GpuCopy, microseconds: 2.0 * out });
+    let copied_ends = if parts.host_end.is_some() { 1.0 } else { 2.0 };
+    shares.push(Share { factor: Factor::GpuCopy, microseconds: copied_ends * out });
     shares.push(Share { factor: network_factor, microseconds: through });
     // The first chunk passes all stages; each one after it costs what the slowest stage costs.
     let rest = if chunk > 0.0 { (bytes - chunk) / chunk } else { 0.0 };
@@ -38,7 +44,7 @@ pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Estimate {
         (bytes / total / 1000.0, factor)
     };
     let stream = Stream { gbytes_per_s: stream.0, binds: stream.1, most: copy.min(network), seen_us: 0.0 };
-    finish(size, shares, stream, parts)
+    Ok(finish(size, shares, stream, spread(parts, size, Class::Staged)))
 }
 
 /// GB/s between the two host buffers.
@@ -54,7 +60,7 @@ fn network(parts: &Parts, rails: u32) -> (f64, Factor) {
         }
     }
     let binds = super::factor::slowest(&stages).map_or(Factor::Wire, |stage| stage.factor);
-    (super::factor::in_series(&stages) * c::LONE_FLOW, binds)
+    (super::factor::in_series(&stages, parts.fitted.series_exponent) * parts.fitted.lone_flow, binds)
 }
 
 /// GB/s between a GPU and its host's memory.

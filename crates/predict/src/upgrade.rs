@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::model::direct;
 use super::parts::{MAX_RAILS, Memory, Parts};
+use super::slot::Slot;
 use super::staging::staged;
 use nobounce_topology::tree::Distance;
 
@@ -36,14 +37,14 @@ impl Upgrade {
 #[must_use]
 pub fn upgrades(parts: &Parts, size: u64) -> Vec<Upgrade> {
     let figures = |parts: &Parts| {
-        let estimate = direct(parts, size).unwrap_or_else(|_| staged(parts, size, true));
-        (estimate.gbytes_per_s.expected, estimate.microseconds.expected)
+        let estimate = direct(parts, size).ok().or_else(|| staged(parts, size, true).ok())?;
+        Some((estimate.gbytes_per_s.expected, estimate.microseconds.expected))
     };
-    let (gbytes_before, microseconds_before) = figures(parts);
+    let Some((gbytes_before, microseconds_before)) = figures(parts) else { return Vec::new() };
     let gain = |one: &Upgrade| one.factor().max(one.microseconds_before / one.microseconds_after);
     let mut found: Vec<Upgrade> = Vec::new();
     for (change, free, parts) in changes(parts) {
-        let (gbytes_after, microseconds_after) = figures(&parts);
+        let Some((gbytes_after, microseconds_after)) = figures(&parts) else { continue };
         let one =
             Upgrade { change, free, gbytes_before, gbytes_after, microseconds_before, microseconds_after };
         // What adds parts to a change before it must also add something to what that one buys.
@@ -65,22 +66,25 @@ fn changes(parts: &Parts) -> Vec<(String, bool, Parts)> {
         edit(&mut changed);
         found.push((change, free, changed));
     };
+    // No card is of a newer generation than the machine it is plugged into.
+    let newest = newest_slot(parts);
+    let faster = |slot: Slot| slot.next().filter(|next| next.generation <= newest);
     if let Some(link) = parts.link.next() {
         add(link.to_string(), false, &|parts| parts.link = link);
-        if let Some(slot) = parts.nic.next() {
+        if let Some(slot) = faster(parts.nic) {
             // The two that hold each other back, together: a faster link needs the slot for it.
             let words = format!("{link} with adapters on {slot}");
             add(words, false, &|parts| (parts.link, parts.nic) = (link, slot));
-            if let Some(gpu) = parts.gpu.and_then(super::slot::Slot::next) {
+            if let Some(gpu) = parts.gpu.and_then(faster) {
                 let words = format!("{link} with adapters on {slot} and GPUs on {gpu}");
                 add(words, false, &|parts| (parts.link, parts.nic, parts.gpu) = (link, slot, Some(gpu)));
             }
         }
     }
-    if let Some(slot) = parts.nic.next() {
+    if let Some(slot) = faster(parts.nic) {
         add(format!("the adapter on {slot} instead of {}", parts.nic), false, &|parts| parts.nic = slot);
     }
-    if let Some(slot) = parts.gpu.and_then(super::slot::Slot::next) {
+    if let Some(slot) = parts.gpu.and_then(faster) {
         add(format!("the GPU on {slot}"), false, &|parts| parts.gpu = Some(slot));
     }
     if parts.gpu_over_pcie() && !parts.distance.is_below_switch() {
@@ -93,6 +97,15 @@ fn changes(parts: &Parts) -> Vec<(String, bool, Parts)> {
         if rails <= MAX_RAILS {
             add(format!("{rails} rails instead of {}", parts.rails), false, &|parts| parts.rails = rails);
         }
+    }
+    if parts.acs_redirect {
+        add("ACS redirect off on the switch's ports".to_owned(), true, &|parts| parts.acs_redirect = false);
+    }
+    if parts.iommu {
+        add("IOMMU pass-through (iommu=pt)".to_owned(), true, &|parts| parts.iommu = false);
+    }
+    if parts.unavailable.is_some() {
+        add("GPUDirect, see `nobounce doctor`".to_owned(), true, &|parts| parts.unavailable = None);
     }
     if !parts.relaxed_ordering {
         add("relaxed ordering".to_owned(), true, &|parts| parts.relaxed_ordering = true);
@@ -117,6 +130,13 @@ fn changes(parts: &Parts) -> Vec<(String, bool, Parts)> {
     found
 }
 
+/// The newest PCIe generation of the machine: the processor's, or that of its devices if the
+/// processor's is unknown.
+fn newest_slot(parts: &Parts) -> u32 {
+    let devices = parts.gpu.map_or(0, |gpu| gpu.generation).max(parts.nic.generation);
+    parts.platform.fastest_slot().map_or(devices, |generation| generation.max(devices))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::fabric::Fabric;
@@ -139,7 +159,8 @@ mod tests {
         let small = Spec { mtu: Some(1024), link: "rocev2:100".parse().ok(), ..spec.clone() };
         assert!(upgrades(&small.resolve().unwrap(), 8 << 20).iter().any(|one| one.change.contains("MTU")));
         let good = upgrades(&spec.resolve().unwrap(), 8 << 20);
-        assert!(good.iter().any(|one| one.change.contains("XDR")), "{good:?}");
+        assert!(good.iter().all(|one| !one.change.contains("Gen6")), "{good:?}");
+        assert!(good.iter().any(|one| one.change.contains("rails")), "{good:?}");
         assert!(good.iter().all(|one| one.change != "relaxed ordering"));
     }
 }

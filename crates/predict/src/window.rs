@@ -18,6 +18,12 @@ pub fn load_microseconds(size: u64) -> f64 {
     c::WINDOW_LOAD * (lines / c::FILL_BUFFERS).max(1.0)
 }
 
+/// GB/s of an xGMI link in one direction.
+#[must_use]
+pub fn xgmi(gbytes: f64) -> f64 {
+    gbytes * c::XGMI
+}
+
 /// GB/s of NVLinks in one direction.
 #[must_use]
 pub fn nvlink(links: u32, gbytes_each: f64) -> f64 {

@@ -44,14 +44,15 @@ fn plan() -> impl Strategy<Value = Plan> {
         (psn.clone(), psn),
         1..5_u8,
         conditions(),
-        0..1000_u64,
+        (any::<bool>(), 0..1000_u64),
         prop::collection::vec(op(), 0..40),
     )
-        .prop_map(|(mtu, psn, max_rd_atomic, conditions, seed, ops)| Plan {
+        .prop_map(|(mtu, psn, max_rd_atomic, conditions, (selective, seed), ops)| Plan {
             mtu,
             psn: [psn.0, psn.1],
             max_rd_atomic,
             conditions,
+            selective,
             seed,
             ops,
         })
@@ -95,6 +96,7 @@ fn regression_overtaken_packets_while_the_receiver_is_not_ready() {
             mtu: Mtu::Mtu256,
             psn: [0, 0],
             max_rd_atomic: 1,
+            selective: false,
             conditions: Conditions { reorder: 300_000, ..Conditions::default() },
             seed,
             ops: vec![

@@ -49,8 +49,8 @@ fn goodput(bytes: u64, time: Nanos) -> u64 {
     bytes * 8 * 100 / time
 }
 
-fn against_loss(mtu: Mtu, loss: u32, is_read: bool) -> u64 {
-    let mut sim = Sim::with(&setup(mtu), wire(), 7);
+fn against_loss(mtu: Mtu, loss: u32, is_read: bool, selective: bool) -> u64 {
+    let mut sim = Sim::with(&Setup { selective, ..setup(mtu) }, wire(), 7);
     for pipe in &mut sim.pipes {
         pipe.conditions.loss = loss;
     }
@@ -58,32 +58,54 @@ fn against_loss(mtu: Mtu, loss: u32, is_read: bool) -> u64 {
     goodput(load(&mut sim, time, is_read)[0], time)
 }
 
-#[test]
-fn goodput_against_loss() {
+const COLUMNS: [(&str, Mtu, bool); 4] = [
+    ("WRITE 1024", Mtu::Mtu1024, false),
+    ("WRITE 4096", Mtu::Mtu4096, false),
+    ("READ 1024", Mtu::Mtu1024, true),
+    ("READ 4096", Mtu::Mtu4096, true),
+];
+
+/// A table of goodput; `check` gets the loss, the goodput and that without loss.
+fn table_against_loss(selective: bool, check: impl Fn(u32, u64, u64)) -> String {
     let mut table = "1 MiB messages, 25 Gb/s, 10 us one way, Gb/s of payload\nloss %   ".to_owned();
-    for name in ["WRITE 1024", "WRITE 4096", "READ 1024", "READ 4096"] {
+    for (name, ..) in COLUMNS {
         write!(table, " {name:>10}").unwrap();
     }
     table.push('\n');
-    let columns = [(Mtu::Mtu1024, false), (Mtu::Mtu4096, false), (Mtu::Mtu1024, true), (Mtu::Mtu4096, true)];
-    let mut lossless = [0; 4];
+    let mut lossless = [0; COLUMNS.len()];
     for loss in LOSSES {
         write!(table, "{:<9}", f64::from(loss) / 10_000.0).unwrap();
-        for (column, (mtu, is_read)) in columns.into_iter().enumerate() {
-            let got = against_loss(mtu, loss, is_read);
+        for (column, (_, mtu, is_read)) in COLUMNS.into_iter().enumerate() {
+            let got = against_loss(mtu, loss, is_read, selective);
             write!(table, " {:>7}.{:02}", got / 100, got % 100).unwrap();
             if loss == 0 {
                 lossless[column] = got;
-                assert!(got > 2000, "a perfect wire is filled: {got}");
             }
-            if loss <= 1000 {
-                assert!(2 * got > lossless[column], "above half of loss-free at {loss} per million: {got}");
-            }
-            assert!(got > 0, "never zero");
+            check(loss, got, lossless[column]);
         }
         table.push('\n');
     }
+    table
+}
+
+#[test]
+fn goodput_against_loss() {
+    let table = table_against_loss(false, |loss, got, lossless| {
+        assert!(loss > 0 || got > 2000, "a perfect wire is filled: {got}");
+        assert!(loss > 1000 || 2 * got > lossless, "above half of loss-free at {loss} per million: {got}");
+        assert!(got > 0, "never zero");
+    });
     insta::assert_snapshot!("goodput_against_loss", table);
+}
+
+#[test]
+fn goodput_against_loss_with_selective_retransmission() {
+    let table = table_against_loss(true, |loss, got, lossless| {
+        assert!(loss > 0 || got > 2000, "a perfect wire is filled: {got}");
+        assert!(loss > 10_000 || 10 * got >= 9 * lossless, "{got} of {lossless} at {loss} per million");
+        assert!(10 * got >= 7 * lossless, "{got} of {lossless} at {loss} per million");
+    });
+    insta::assert_snapshot!("goodput_against_loss_selective", table);
 }
 
 /// (sum of x)^2 / (n * sum of x^2): 1 when all have the same.

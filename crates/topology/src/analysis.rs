@@ -1,6 +1,7 @@
 //! Facts combined: pairs of GPU and adapter, their distance, and the methods to register GPU
 //! memory.
 
+use crate::adapters;
 use crate::facts::{Facts, Gpu, Nic};
 use crate::methods::{self, Answer};
 use crate::tree::{Distance, Tree};
@@ -31,6 +32,8 @@ pub struct Pair<'a> {
     pub export: Answer,
     /// Whether the adapter's driver imports them.
     pub import: Answer,
+    /// Whether the adapter registers what the GPU's driver exports: the last step of dma-buf.
+    pub register: Answer,
     /// Whether nvidia-peermem serves.
     pub peermem: Answer,
     /// The process certainly cannot open the adapter.
@@ -131,55 +134,55 @@ impl<'a> Pair<'a> {
             facts.registrations.iter().find(|r| r.way == way && r.gpu == gpu.address && r.nic == nic.name)
         };
         let proven = ["dma-buf", "peermem"].into_iter().find(|way| of_pair(way).is_some_and(|r| r.probe.ok));
-        // A probe of this pair outweighs what either side reports by itself.
-        let mut export = export.clone();
         // The method works for other pairs: this combination is at fault.
         let elsewhere = |way: &str| {
             facts.registrations.iter().any(|r| r.way == way && r.probe.ok && r.gpu == gpu.address)
         };
-        let refused = |way: &str, id: &'static str, failed: &crate::facts::Registration| {
-            let id = if elsewhere(way) { "registration-pair" } else { id };
-            Answer::No(id, format!("registering failed: {}", failed.probe.detail))
+        let register = match of_pair("dma-buf") {
+            Some(r) if r.probe.ok => Answer::Yes("registered by probe".to_owned()),
+            Some(r) if methods::is_refused(facts, r) => methods::refusal(facts, r, elsewhere("dma-buf")),
+            _ => Answer::Unknown("registering its dma-buf was not tried".to_owned()),
         };
-        if let Some(failed) = of_pair("dma-buf").filter(|r| methods::is_refused(facts, r)) {
-            let id = methods::no_p2pdma(facts).map_or("dmabuf-export", |(id, _)| id);
-            export = refused("dma-buf", id, failed);
-        }
+        let (export, import) = (export.clone(), import.clone());
         let peermem = match of_pair("peermem") {
             Some(r) if r.probe.ok => Answer::Yes("registered by probe".to_owned()),
             Some(r) if methods::is_refused(facts, r) && !peermem.is_no() => {
-                refused("peermem", "peermem-not-registered", r)
+                let id = if elsewhere("peermem") { "registration-pair" } else { "peermem-not-registered" };
+                Answer::No(id, format!("registering failed: {}", r.probe.detail))
             }
             _ if nic.is_software() => {
                 Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned())
             }
             // If no module is loaded either, report that first.
             _ if !peermem.is_no()
-                && let Some(driver) = methods::driver_without_peer_memory(nic) =>
+                && let Some(driver) = adapters::without_peer_memory(nic) =>
             {
-                Answer::No("peermem-nic", format!("{driver} does not use the peer-memory interface"))
+                let product = adapters::product(driver);
+                Answer::No("peermem-nic", format!("{product} does not use the peer-memory interface"))
             }
             _ => peermem.clone(),
         };
         let closed = crate::usable::nic(facts, nic).is_no();
-        Self { gpu, nic, distance, bridges, export, import: import.clone(), peermem, closed, proven }
+        Self { gpu, nic, distance, bridges, export, import, register, peermem, closed, proven }
     }
 
     /// Whether its registration was refused although others of the GPU succeed.
     pub fn refused_alone(&self) -> bool {
-        [&self.export, &self.peermem]
+        [&self.register, &self.peermem]
             .iter()
             .any(|answer| matches!(answer, Answer::No("registration-pair", _)))
     }
 
     /// Whether dma-buf works for it.
     pub fn dma_buf(&self) -> bool {
-        self.proven == Some("dma-buf") || (self.export.is_yes() && self.import.is_yes())
+        self.proven == Some("dma-buf")
+            || (self.export.is_yes() && self.import.is_yes() && !self.register.is_no())
     }
 
     /// Whether dma-buf certainly does not work for it.
     pub fn no_dma_buf(&self) -> bool {
-        self.proven != Some("dma-buf") && (self.export.is_no() || self.import.is_no())
+        self.proven != Some("dma-buf")
+            && (self.export.is_no() || self.import.is_no() || self.register.is_no())
     }
 
     /// Near, usable and fast adapters come first.

@@ -17,14 +17,17 @@
 //! | room | what |
 //! |---|---|
 //! | [`facts`], [`sysfs`], [`machines`] | what is known of a machine, read from files, or known in advance |
-//! | [`tree`], [`methods`], [`usable`], [`analysis`] | facts put together |
+//! | [`tree`], [`adapters`], [`gpudirect`], [`methods`], [`usable`], [`analysis`] | facts put together |
 #![forbid(unsafe_code)]
 
+pub mod adapters;
 pub mod analysis;
 pub mod bandwidth;
 mod clean;
 pub mod cpu_list;
 pub mod facts;
+pub mod gpudirect;
+pub mod iommu;
 pub mod machines;
 pub mod methods;
 pub mod nearest;

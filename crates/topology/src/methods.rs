@@ -2,6 +2,7 @@
 //! there was one.
 
 use crate::facts::{Facts, Gpu, GpuVendor, Nic, Registration};
+use crate::{adapters, gpudirect};
 
 /// The first kernel whose verbs take dma-bufs.
 const DMABUF_KERNEL: (u32, u32) = (5, 12);
@@ -88,8 +89,8 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
     }
     match gpu.vendor {
         GpuVendor::Nvidia => {
-            if gpu.gpudirect_rdma.get() == Some(false) {
-                return Some(("gpu-class", "the driver offers no GPUDirect RDMA for this GPU".to_owned()));
+            if let Answer::No(id, why) = gpudirect::supported(facts, gpu) {
+                return Some((id, why));
             }
             // Before driver and kernel module: neither a newer nor an open one would help such a
             // GPU.
@@ -97,7 +98,7 @@ fn why_no_export(facts: &Facts, gpu: &Gpu) -> Option<(&'static str, String)> {
                 return Some(("gpu-too-old", "the GPU is older than Turing".to_owned()));
             }
             let module = facts.kernel.nvidia.known()?.as_ref()?;
-            let major: u32 = module.version.split('.').next()?.parse().ok()?;
+            let major = facts.kernel.nvidia_major()?;
             if major < DMABUF_DRIVER {
                 return Some((
                     "driver-too-old",
@@ -129,11 +130,27 @@ pub fn no_p2pdma(facts: &Facts) -> Option<(&'static str, String)> {
     missing.then(|| ("kernel-no-p2pdma", "the kernel was built without PCI_P2PDMA".to_owned()))
 }
 
+/// Why the adapter refused to register a dma-buf that the GPU's driver had exported. `elsewhere`:
+/// another adapter registers memory of this GPU.
+pub fn refusal(facts: &Facts, failed: &Registration, elsewhere: bool) -> Answer {
+    let why = format!("{} refused the exported dma-buf: {}", failed.nic, failed.probe.detail);
+    match (failed.probe.errno, no_p2pdma(facts)) {
+        _ if elsewhere => Answer::No("registration-pair", why),
+        (Some(EOPNOTSUPP | EPROTONOSUPPORT), _) => Answer::No("dmabuf-nic", why),
+        (_, Some((id, cause))) => Answer::No(id, cause),
+        _ => Answer::No("dmabuf-register", why),
+    }
+}
+
 /// Whether the adapter takes dma-bufs.
 pub fn import(facts: &Facts, nic: &Nic) -> Answer {
     const ID: &str = "dmabuf-nic";
     if nic.is_software() {
         return Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned());
+    }
+    if let Some(driver) = adapters::without_dma_buf(nic) {
+        let product = adapters::product(driver);
+        return Answer::No("nic-no-dmabuf", format!("{product} does not register dma-bufs"));
     }
     if let Some(probe) = nic.dma_buf_probe.known() {
         if probe.ok {
@@ -170,18 +187,19 @@ fn why_no_import(facts: &Facts) -> Option<(&'static str, String)> {
     None
 }
 
-/// Drivers whose registrations never use the peer-memory interface of ib_core, whatever client is
-/// registered there.
-pub fn driver_without_peer_memory(nic: &Nic) -> Option<&str> {
-    nic.driver.as_deref().filter(|driver| matches!(*driver, "hfi1" | "qib" | "efa" | "usnic_verbs" | "erdma"))
-}
-
 /// Whether peer memory works: a kernel module of the GPU is registered with the adapters' core.
 pub fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
-    let kernel = &facts.kernel;
-    if gpu.vendor == GpuVendor::Nvidia && gpu.gpudirect_rdma.get() == Some(false) {
-        return Answer::No("gpu-class", "the driver offers no GPUDirect RDMA for this GPU".to_owned());
+    match (module(facts, gpu), gpudirect::supported(facts, gpu)) {
+        (_, no @ Answer::No(..)) => no,
+        // The module serves GPUs that the driver supports.
+        (Answer::Yes(_), Answer::Unknown(why)) => Answer::Unknown(why),
+        (module, _) => module,
     }
+}
+
+/// Whether a module for the GPU is registered with the adapters' core.
+fn module(facts: &Facts, gpu: &Gpu) -> Answer {
+    let kernel = &facts.kernel;
     let clients = kernel.peer_memory_clients.known();
     let has_client =
         |begin: &str| clients.is_some_and(|clients| clients.iter().any(|name| name.starts_with(begin)));

@@ -116,16 +116,6 @@ impl Platform {
         }
     }
 
-    /// GB/s of reads from one device to another through the root ports, where those are known to be
-    /// slow.
-    #[must_use]
-    pub const fn peer_read(self) -> Option<f64> {
-        match self {
-            Self::XeonOld => Some(6.0),
-            _ => None,
-        }
-    }
-
     /// Its name for people.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -37,6 +37,9 @@ pub fn nic(facts: &Facts, nic: &Nic) -> Answer {
         return Answer::No("no-dev-infiniband", format!("there is no {path}"));
     };
     if node.open.ok {
+        if nic.listed.get() == Some(false) {
+            return Answer::No("verbs-provider", format!("libibverbs does not list {}", nic.name));
+        }
         return match nic.open_probe.known() {
             Some(probe) => Answer::No("nic-open", format!("libibverbs cannot open it: {}", probe.detail)),
             None => Answer::Yes(format!("{path} can be opened")),

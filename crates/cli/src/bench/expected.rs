@@ -1,7 +1,7 @@
 //! A run against its expectation: its share of the prediction, and the cause if it is far below.
 
 use nobounce_diagnose::finding::{Effect, Finding, Severity};
-use nobounce_predict::calibration::{Calibration, Series};
+use nobounce_predict::calibration::{Calibration, Series, is_between_machines};
 use nobounce_predict::machine::at_its_best;
 use nobounce_predict::model::direct;
 use nobounce_predict::parts::{Memory, Op as Operation, Parts, Software, Spec};
@@ -62,7 +62,8 @@ fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, 
         Kind::Latency => one.p50_us?,
         _ => super::model::float(one.size) / one.gbytes_per_s? / 1000.0,
     };
-    let fitted = calibration.and_then(|found| found.fit(&series(one))).map(|fit| fit.microseconds(one.size));
+    let fitted =
+        calibration.and_then(|found| found.fit(&series(report, one))).map(|fit| fit.microseconds(one.size));
     let expected = match (fitted, on) {
         (Some(time), _) => time,
         // Plain UDP says nothing of shared memory.
@@ -83,7 +84,7 @@ fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, 
     Some(Share { name, share: expected / measured, expected: figure })
 }
 
-fn series(one: &CaseOutcome) -> Series {
+fn series(report: &Report, one: &CaseOutcome) -> Series {
     let memory =
         if one.way() == Way::Host { "host".to_owned() } else { format!("{} {}", one.memory, one.way()) };
     Series {
@@ -93,6 +94,9 @@ fn series(one: &CaseOutcome) -> Series {
         link: one.link.clone(),
         qps: one.qps,
         wait: one.wait.to_string(),
+        mtu: one.mtu,
+        busy: report.busy.unwrap_or(0),
+        between_machines: is_between_machines(&report.command),
     }
 }
 

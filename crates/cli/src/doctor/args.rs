@@ -9,12 +9,13 @@ Examples:
   nobounce doctor --save facts.json --anonymous     save facts without host name and addresses
   nobounce doctor --facts facts.json                diagnose saved facts of another machine
   nobounce doctor --nccl-log job.log                which connections used GPUDirect, and why the others did not
+  nobounce doctor -- torchrun train.py              run a program, and explain what its libraries did
   nobounce doctor --prove                           move bytes, and report the path they took
   nobounce doctor --storage /data/model.safetensors which route a read into each GPU takes, and why
   nobounce doctor --explain acs-redirect            the long text of a check
 
 Exit codes: 0 success, 1 a GPU/NIC pair, or with --storage a read, that could be direct is not,
-2 usage error or broken environment.";
+2 usage error or broken environment. After `--`: the program's own exit code if it failed.";
 
 /// Find why GPUDirect is off, and print the fix.
 ///
@@ -56,6 +57,11 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "ADDR:PORT", requires = "prove", conflicts_with = "peer")]
     pub(crate) serve: Option<String>,
 
+    /// Compare with the saved facts of the machine at the other end: MTU, kind of network and of
+    /// address, speed, versions
+    #[arg(long, value_name = "FILE")]
+    pub(crate) peer_facts: Option<PathBuf>,
+
     /// Read a log of NCCL_DEBUG=INFO: which connections were direct, which were not, and why
     #[arg(long, value_name = "FILE")]
     pub(crate) nccl_log: Option<PathBuf>,
@@ -63,6 +69,14 @@ pub(crate) struct DoctorArgs {
     /// Read a log of UCX (UCX_PROTO_INFO=y UCX_LOG_LEVEL=info)
     #[arg(long, value_name = "FILE")]
     pub(crate) ucx_log: Option<PathBuf>,
+
+    /// Read a log of libfabric, or of NCCL's plugin for it (FI_LOG_LEVEL=warn)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) libfabric_log: Option<PathBuf>,
+
+    /// Run a program, read what NCCL, UCX and libfabric log in its output, and explain what it did
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["save", "prove", "storage", "explain", "json"])]
+    pub(crate) program: Vec<std::ffi::OsString>,
 
     /// Report which route a read of this file into each GPU takes with GPUDirect Storage (cuFile):
     /// P2PDMA, nvidia-fs or host memory, and why. With --prove, read it and measure. Without PATH:

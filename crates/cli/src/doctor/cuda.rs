@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use nobounce::memory::gpu::dmabuf::DmaBuf;
 use nobounce::memory::gpu::{Driver, Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuRange};
-use nobounce_topology::facts::{Facts, Library, Probe, Read};
+use nobounce_topology::facts::{ATTRIBUTE_UNKNOWN, Facts, Library, Probe, Read};
 
 use super::verbs;
 
-/// Bytes that are allocated, exported, mapped and registered on each GPU.
+/// Bytes that are exported, mapped and registered on each GPU.
 const LEN: usize = 2 << 20;
+/// A larger registration, where the GPU has the memory: some limits show only there.
+const LARGE: usize = 64 << 20;
 
 /// Adds CUDA's facts and runs the probes; then probes the adapters with the memory of all GPUs.
 pub(super) fn fill(facts: &mut Facts, probe: bool) {
@@ -47,9 +49,9 @@ pub(super) fn fill(facts: &mut Facts, probe: bool) {
         if gpu.memory_bytes.known().is_none() {
             gpu.memory_bytes = Read::Yes(cuda.total_memory());
         }
-        gpu.gpudirect_rdma = Read::Yes(cuda.gpu_direct_rdma());
-        gpu.gpudirect_rdma_vmm = Read::Yes(cuda.gpu_direct_rdma_with_vmm());
-        gpu.dma_buf = Read::Yes(cuda.dma_buf());
+        gpu.gpudirect_rdma = attribute(116, cuda.gpu_direct_rdma());
+        gpu.gpudirect_rdma_vmm = attribute(110, cuda.gpu_direct_rdma_with_vmm());
+        gpu.dma_buf = attribute(124, cuda.dma_buf());
         if probe {
             tried.push((cuda.pci_address().to_owned(), try_gpu(cuda, gpu)));
         }
@@ -65,20 +67,32 @@ pub(super) fn fill(facts: &mut Facts, probe: bool) {
                 .dma_buf
                 .as_ref()
                 .map(|exported| (exported.as_fd(), tried.buffer.addr().saturating_sub(exported.start())));
-            Some(verbs::Memory { gpu: address, address: tried.buffer.addr(), len: LEN, dma_buf })
+            Some(verbs::Memory {
+                gpu: address,
+                address: tried.buffer.addr(),
+                sizes: [LEN, tried.len],
+                dma_buf,
+            })
         })
         .collect();
     verbs::fill(facts, &memory);
 }
 
+/// An attribute of CUDA's; old drivers do not know all of them.
+fn attribute(number: u32, value: Option<bool>) -> Read<bool> {
+    value.map_or_else(|| Read::no(format!("{ATTRIBUTE_UNKNOWN} {number}")), Read::Yes)
+}
+
 /// Memory that was allocated for trying, and its export.
 struct Tried {
     buffer: GpuBuffer,
+    len: usize,
     dma_buf: Option<DmaBuf>,
 }
 
 fn try_gpu(cuda: &Arc<Gpu>, gpu: &mut nobounce_topology::facts::Gpu) -> Option<Tried> {
-    let buffer = match GpuBuffer::new(cuda, LEN) {
+    let large = GpuBuffer::new(cuda, LARGE).map(|buffer| (buffer, LARGE));
+    let (buffer, len) = match large.or_else(|_| GpuBuffer::new(cuda, LEN).map(|buffer| (buffer, LEN))) {
         Ok(buffer) => buffer,
         Err(error) => {
             let why = format!("cannot allocate GPU memory: {error}");
@@ -87,7 +101,7 @@ fn try_gpu(cuda: &Arc<Gpu>, gpu: &mut nobounce_topology::facts::Gpu) -> Option<T
             return None;
         }
     };
-    let exported = GpuRange::of(buffer.addr(), LEN)
+    let exported = GpuRange::of(buffer.addr(), len)
         .map_err(|error| error.to_string())
         .and_then(|range| DmaBuf::export(&range).map_err(|error| error.to_string()));
     gpu.export_probe = Read::Yes(match &exported {
@@ -109,5 +123,5 @@ fn try_gpu(cuda: &Arc<Gpu>, gpu: &mut nobounce_topology::facts::Gpu) -> Option<T
         }),
         Err(error) => Read::no(error.to_string()),
     };
-    Some(Tried { buffer, dma_buf: exported.ok() })
+    Some(Tried { buffer, len, dma_buf: exported.ok() })
 }

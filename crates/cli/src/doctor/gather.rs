@@ -14,8 +14,19 @@ const LOCKED: usize = 72 << 20;
 const MAX_LINES: usize = 200;
 
 /// What of the kernel's log matters.
-const WORDS: [&str; 9] =
-    ["peermem", "nv_peer_mem", "peer_memory", "dmar:", "amd-vi", "arm-smmu", "aer:", "bar1 is", "i/o region"];
+const WORDS: [&str; 11] = [
+    "avc:",
+    "apparmor",
+    "peermem",
+    "nv_peer_mem",
+    "peer_memory",
+    "dmar:",
+    "amd-vi",
+    "arm-smmu",
+    "aer:",
+    "bar1 is",
+    "i/o region",
+];
 
 /// Reads everything. Below another root than `/` only files are read: libraries and probes would
 /// describe this machine.

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nobounce_diagnose::Diagnosis;
-use nobounce_diagnose::log::{self, LogReport};
+use nobounce_diagnose::log::{self, LogReport, Logs};
 use nobounce_topology::facts::Facts;
 
 use super::args::DoctorArgs;
@@ -38,7 +38,29 @@ pub(super) fn read(
         bar.finish_and_clear();
         reports.push(log::join_ucx(&found, facts, diagnosis));
     }
+    if let Some(path) = &args.libfabric_log {
+        let (file, bar) = open(path)?;
+        let found = log::read_fabric(file, |bytes| bar.set_position(bytes))
+            .with_context(|| path.display().to_string())?;
+        bar.finish_and_clear();
+        reports.push(log::join_fabric(&found, diagnosis));
+    }
     Ok(reports)
+}
+
+/// Reports of the libraries that logged in a program's output.
+pub(super) fn of_program(logs: &Logs, facts: &Facts, diagnosis: &Diagnosis) -> Vec<LogReport> {
+    let mut reports = Vec::new();
+    if logs.nccl.lines > 0 {
+        reports.push(log::join_nccl(&logs.nccl, facts, diagnosis));
+    }
+    if logs.ucx.lines > 0 {
+        reports.push(log::join_ucx(&logs.ucx, facts, diagnosis));
+    }
+    if logs.fabric.lines > 0 {
+        reports.push(log::join_fabric(&logs.fabric, diagnosis));
+    }
+    reports
 }
 
 fn open(path: &Path) -> anyhow::Result<(Box<dyn BufRead>, ProgressBar)> {

@@ -8,6 +8,7 @@ mod gather;
 mod library;
 mod logs;
 mod nvml;
+mod program;
 mod prove;
 mod storage;
 mod storage_prove;
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use nobounce_diagnose::draw::{self, Topology};
 use nobounce_diagnose::storage_verdict::StorageDiagnosis;
-use nobounce_diagnose::{Diagnosis, Style, diagnose, explain, report, storage_report};
+use nobounce_diagnose::{Diagnosis, Style, diagnose, diagnose_with_peer, explain, report, storage_report};
 use nobounce_topology::facts::{Facts, MAX_FILE, Storage};
 use nobounce_topology::sysfs::Root;
 use nobounce_topology::{clean, machines};
@@ -54,16 +55,22 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         prove::serve(&facts, addr)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let diagnosis = diagnose(&facts);
+    if !args.program.is_empty() {
+        return of_program(args, &facts);
+    }
+    let proofs = match (&args.peer, args.prove && facts.storage.is_none()) {
+        (Some(peer), true) => prove::with_peer(&facts, peer)?,
+        (None, true) => prove::here(&mut facts)?,
+        (_, false) => Vec::new(),
+    };
+    let diagnosis = match &args.peer_facts {
+        Some(path) => diagnose_with_peer(&facts, &saved(path)?),
+        None => diagnose(&facts),
+    };
     if let (Some(storage), Some(found)) = (&facts.storage, &diagnosis.storage) {
         return of_path(args, &facts, storage, &diagnosis, found, read.as_ref());
     }
     let logs = logs::read(args, &facts, &diagnosis)?;
-    let proofs = match (&args.peer, args.prove) {
-        (Some(peer), _) => prove::with_peer(&facts, peer)?,
-        (None, true) => prove::here(&facts)?,
-        (None, false) => Vec::new(),
-    };
     let mut out = std::io::stdout().lock();
     if args.json {
         let mut all = serde_json::to_value(&diagnosis)?;
@@ -98,6 +105,27 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         || logs.iter().any(|log| log.direct_is_lost)
         || proofs.iter().any(|proof| !proof.kept);
     Ok(ExitCode::from(u8::from(lost)))
+}
+
+/// Runs a program, and explains what its libraries logged.
+fn of_program(args: &DoctorArgs, facts: &Facts) -> anyhow::Result<ExitCode> {
+    let ran = program::run(&args.program)?;
+    let diagnosis = diagnose(facts);
+    let logs = logs::of_program(&ran.logs, facts, &diagnosis);
+    let mut out = std::io::stdout().lock();
+    write!(out, "\n{}", report(facts, &diagnosis, style(args.all)))?;
+    for log in &logs {
+        write!(out, "\n{}", log.text())?;
+    }
+    if logs.is_empty() {
+        writeln!(
+            out,
+            "\nnone of the {} lines of the program's output is a log of NCCL, UCX or libfabric that is recognised",
+            ran.logs.lines
+        )?;
+    }
+    let lost = logs.iter().any(|log| log.direct_is_lost);
+    Ok(ExitCode::from(if ran.code == 0 { u8::from(lost) } else { ran.code }))
 }
 
 /// The answer to `--storage`.
@@ -165,13 +193,15 @@ pub(crate) fn facts(source: &Source) -> anyhow::Result<Facts> {
         });
     }
     match (&source.facts, &source.root) {
-        (Some(path), _) => {
-            let text = read(path)?;
-            Facts::from_json(&text).with_context(|| path.display().to_string())
-        }
+        (Some(path), _) => saved(path),
         (None, Some(root)) => gather::gather(&Root::new(root), false),
         (None, None) => gather::gather(&Root::new("/"), !source.no_probe),
     }
+}
+
+/// Facts of a file.
+fn saved(path: &Path) -> anyhow::Result<Facts> {
+    Facts::from_json(&read(path)?).with_context(|| path.display().to_string())
 }
 
 /// The facts of this machine without experiments: what files, NVML and CUDA tell.

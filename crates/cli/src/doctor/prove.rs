@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use nobounce::memory::gpu::Gpu;
 use nobounce::{ConnectOptions, Connection, Device, GpuOptions, PathTotals, Region, RemoteRegion};
-use nobounce_topology::facts::{Facts, Nic, Port};
+use nobounce_topology::facts::{Facts, Nic, Port, Probe, Transfer};
 use serde::Serialize;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -120,20 +120,48 @@ fn places(facts: &Facts) -> Vec<Place> {
 
 /// Moves bytes between two devices of this process, for each kind of memory: with the software NIC,
 /// and with each adapter. An adapter that cannot is reported; if none can, that is an error.
-pub(super) fn here(facts: &Facts) -> anyhow::Result<Vec<Proof>> {
+pub(super) fn here(facts: &mut Facts) -> anyhow::Result<Vec<Proof>> {
     let (mut proofs, mut failed) = (Vec::new(), None);
     for name in devices(facts) {
         match on(facts, &name) {
             Ok(more) => proofs.extend(more),
             Err(error) => {
                 eprintln!("nobounce: cannot prove {name}: {error:#}");
+                note_failure(facts, &name, &error);
                 failed.get_or_insert(error);
             }
         }
     }
+    note_proofs(facts, &proofs);
     match failed {
         Some(error) if proofs.is_empty() => Err(error),
         _ => Ok(proofs),
+    }
+}
+
+/// What moved, and what did not, becomes a fact of the pair.
+fn note_proofs(facts: &mut Facts, proofs: &[Proof]) {
+    for proof in proofs {
+        let gpu = facts.gpus.iter().find(|gpu| gpu.label() == proof.memory).map(|gpu| gpu.address.clone());
+        let Some(gpu) = gpu.filter(|_| facts.nics.iter().any(|nic| nic.name == proof.nic)) else { continue };
+        let probe = if proof.verified {
+            Probe::worked(format!("{:.2} GB/s", proof.gbs))
+        } else {
+            Probe::failed(None, "wrong bytes arrived")
+        };
+        facts.transfers.push(Transfer { gpu, nic: proof.nic.clone(), bytes: proof.bytes, probe });
+    }
+}
+
+/// Memory that was registered with the adapter before, and did not move, is a fact of its pair.
+fn note_failure(facts: &mut Facts, nic: &str, error: &anyhow::Error) {
+    let registered: Vec<String> =
+        facts.registrations.iter().filter(|r| r.nic == nic && r.probe.ok).map(|r| r.gpu.clone()).collect();
+    for gpu in registered {
+        let probe = Probe::failed(None, format!("{error:#}"));
+        if !facts.transfers.iter().any(|transfer| transfer.gpu == gpu && transfer.nic == nic) {
+            facts.transfers.push(Transfer { gpu, nic: nic.to_owned(), bytes: 0, probe });
+        }
     }
 }
 

@@ -65,7 +65,8 @@ impl Api {
 pub(super) struct Memory<'a> {
     pub(super) gpu: &'a str,
     pub(super) address: u64,
-    pub(super) len: usize,
+    /// Bytes to register: a little, and all of it.
+    pub(super) sizes: [usize; 2],
     /// The same as a dma-buf, and where in it the memory begins.
     pub(super) dma_buf: Option<(BorrowedFd<'a>, u64)>,
 }
@@ -95,6 +96,9 @@ pub(super) fn fill(facts: &mut Facts, memory: &[Memory<'_>]) {
     if list.is_null() {
         return;
     }
+    for nic in &mut facts.nics {
+        nic.listed = Read::Yes(false);
+    }
     for index in 0..usize::try_from(count).unwrap_or(0).min(256) {
         // SAFETY: the list has `count` devices, and lives until it is freed below.
         let device = unsafe { *list.add(index) };
@@ -113,6 +117,7 @@ pub(super) fn fill(facts: &mut Facts, memory: &[Memory<'_>]) {
 
 fn try_device(api: &Api, device: Pointer, name: &str, memory: &[Memory<'_>], facts: &mut Facts) {
     let Some(at) = facts.nics.iter().position(|nic| nic.name == name) else { return };
+    facts.nics[at].listed = Read::Yes(true);
     // SAFETY: a device of the list.
     let context = unsafe { (api.open)(device) };
     if context.is_null() {
@@ -168,8 +173,12 @@ fn try_memory(api: &Api, pd: Pointer, at: usize, name: &str, memory: &[Memory<'_
     if facts.nics[at].is_software() {
         return;
     }
-    for memory in memory {
-        let bytes = memory.len as u64;
+    let small_and_large = memory.iter().flat_map(|memory| {
+        let [small, large] = memory.sizes;
+        [(memory, small)].into_iter().chain((large > small).then_some((memory, large)))
+    });
+    for (memory, len) in small_and_large {
+        let bytes = len as u64;
         let mut note = |way: &str, region: Pointer, function: &str| {
             let probe = if region.is_null() {
                 failed(function)
@@ -183,13 +192,13 @@ fn try_memory(api: &Api, pd: Pointer, at: usize, name: &str, memory: &[Memory<'_
         };
         if let (Some(register), Some((fd, offset))) = (api.reg_dmabuf, &memory.dma_buf) {
             // SAFETY: a live dma-buf of at least this length.
-            let region = unsafe { register(pd, *offset, memory.len, memory.address, fd.as_raw_fd(), access) };
+            let region = unsafe { register(pd, *offset, len, memory.address, fd.as_raw_fd(), access) };
             note("dma-buf", region, "ibv_reg_dmabuf_mr");
         }
         let pointer = ptr::with_exposed_provenance_mut(usize::try_from(memory.address).unwrap_or(0));
         // SAFETY: live memory of this length. Nothing writes to it through the region, which is
         // released at once.
-        let region = unsafe { (api.reg_mr)(pd, pointer, memory.len, access) };
+        let region = unsafe { (api.reg_mr)(pd, pointer, len, access) };
         note("peermem", region, "ibv_reg_mr");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use nobounce_predict::fabric::Fabric;
-use nobounce_predict::parts::{Memory, Op, Software, Spec};
+use nobounce_predict::parts::{End, Memory, Op, Software, Spec};
 use nobounce_predict::slot::Slot;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
@@ -63,6 +63,10 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "FILE.svg", help_heading = "Results")]
     pub(crate) plot: Option<PathBuf>,
 
+    /// Print the score of the model on published figures, each predicted without its source
+    #[arg(long, help_heading = "Results")]
+    pub(crate) validation: bool,
+
     /// List the constants of the model, with their sources
     #[arg(long, help_heading = "Results")]
     pub(crate) constants: bool,
@@ -101,6 +105,35 @@ pub(crate) struct PredictArgs {
     /// Use saved constants
     #[arg(long, value_name = "FILE", help_heading = "Calibration")]
     pub(crate) calibration: Option<PathBuf>,
+
+    /// Link of the software NIC [default: udp, or shm where only that was measured]
+    #[arg(long, requires = "calibration", help_heading = "Calibration")]
+    pub(crate) via: Option<SoftLink>,
+
+    /// Predict beside N busy processes, as `bench --busy N` measured it
+    #[arg(long, value_name = "N", requires = "calibration", help_heading = "Calibration")]
+    pub(crate) busy: Option<u32>,
+
+    /// Predict between two machines, as `bench --peer` measured it; --mtu 1024 for Ethernet's 1500
+    #[arg(long, requires = "calibration", help_heading = "Calibration")]
+    pub(crate) between_machines: bool,
+}
+
+/// The link of the software NIC.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum SoftLink {
+    Udp,
+    Shm,
+}
+
+impl SoftLink {
+    /// As a run of the bench names it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Shm => "shm",
+        }
+    }
 }
 
 /// How one run becomes two.
@@ -114,7 +147,7 @@ pub(crate) enum Parted {
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Parts")]
 pub(crate) struct PartArgs {
-    /// Network: ib:sdr to ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp: or efa: with Gb/s
+    /// Network: ib:sdr to ib:xdr, or rocev1:, rocev2:, rocev2-ipv6:, iwarp:, efa: or tcp: with Gb/s
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<Fabric>,
 
@@ -129,6 +162,10 @@ pub(crate) struct PartArgs {
     /// Number of adapters used together
     #[arg(long, value_name = "N")]
     pub(crate) rails: Option<u32>,
+
+    /// Number of these adapters on the other socket
+    #[arg(long, value_name = "N")]
+    pub(crate) far_rails: Option<u32>,
 
     /// PCIe link of each adapter, such as gen5x16
     #[arg(long, value_name = "SLOT")]
@@ -153,6 +190,10 @@ pub(crate) struct PartArgs {
     /// Memory of the transfer: gpu or host
     #[arg(long, value_name = "MEMORY", value_parser = word::<Memory>)]
     pub(crate) memory: Option<Memory>,
+
+    /// End of a GPU transfer that lies in host memory: source or target
+    #[arg(long, value_name = "END", value_parser = word::<End>)]
+    pub(crate) host_end: Option<End>,
 
     /// Distance between GPU and adapter: PIX, PXB, PHB, NODE or SYS
     #[arg(long, value_name = "DISTANCE", value_parser = upper::<Distance>)]
@@ -179,11 +220,12 @@ pub(crate) struct PartArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) bar1: Option<Amount>,
 
-    /// Host memory bandwidth at each end [default: 200]
+    /// Host memory bandwidth at each end [default: all channels of the processor]
     #[arg(long, value_name = "GB/s")]
     pub(crate) dram: Option<f64>,
 
-    /// Software that posts the transfers: verbs, mpi, nixl, nccl or nobounce (the software NIC)
+    /// Software that posts the transfers: verbs, mpi, nixl, nccl, gpu-initiated or nobounce (the
+    /// software NIC)
     #[arg(long, value_name = "LIBRARY", value_parser = word::<Software>)]
     pub(crate) software: Option<Software>,
 
@@ -214,11 +256,13 @@ impl PartArgs {
             mtu: self.mtu.or(if self.link.is_some() { None } else { machine.mtu }),
             hops: self.hops.or(machine.hops),
             rails: self.rails.or(machine.rails),
+            far_rails: self.far_rails.or(machine.far_rails),
             nic: self.nic_slot.or(machine.nic),
             gpu: self.gpu_slot.or(if host || coherent == Some(true) { None } else { machine.gpu }),
             coherent: if host && !self.coherent { None } else { coherent },
             gpus: self.gpus.or(machine.gpus),
             memory: self.memory.or(machine.memory),
+            host_end: self.host_end.or(machine.host_end),
             distance: self.distance.or(machine.distance),
             platform: self.platform.or(machine.platform),
             relaxed_ordering: if self.strict_order { Some(false) } else { machine.relaxed_ordering },
@@ -226,12 +270,33 @@ impl PartArgs {
             max_read_request: self.max_read_request.or(machine.max_read_request),
             bar1: self.bar1.map(|amount| amount.0).or(machine.bar1),
             dram: self.dram.or(machine.dram),
+            sockets: machine.sockets,
+            acs_redirect: machine.acs_redirect.filter(|_| self.distance.is_none()),
+            iommu: machine.iommu,
+            unavailable: machine.unavailable,
+            port_down: machine.port_down.filter(|_| self.link.is_none()),
             software: self.software.or(machine.software),
             queue_pairs: self.qps.or(machine.queue_pairs),
             operation: self.op.or(machine.operation),
             chunk: self.chunk.map(|amount| amount.0).or(machine.chunk),
             sharers: self.sharers.or(machine.sharers),
         }
+    }
+}
+
+impl PartArgs {
+    /// What differs from the machine, as `distance NODE`.
+    pub(crate) fn changes(&self, machine: &Spec) -> Vec<String> {
+        let fields = |spec: &Spec| serde_json::to_value(spec).ok()?.as_object().cloned();
+        let (Some(before), Some(after)) = (fields(machine), fields(&self.over(machine.clone()))) else {
+            return Vec::new();
+        };
+        let differs = |(name, value): (String, serde_json::Value)| {
+            let changed = before.get(&name) != Some(&value) && !value.is_null();
+            let value = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+            changed.then(|| format!("{} {value}", name.replace('_', " ")))
+        };
+        after.into_iter().filter_map(differs).collect()
     }
 }
 

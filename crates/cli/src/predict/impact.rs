@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use nobounce_predict::cluster::{ASSUMPTIONS, Cluster, Impact, impact};
 use nobounce_predict::parts::Parts;
 use nobounce_predict::report::{bytes, figure};
-use nobounce_predict::window;
-use nobounce_topology::facts::Facts;
+use nobounce_predict::{plot_cluster, window};
+use nobounce_topology::facts::{Facts, GpuVendor};
 
 use super::Machine;
 use super::args::PredictArgs;
@@ -24,7 +24,12 @@ pub(super) fn main(
         writeln!(out)?;
     } else {
         let cluster = cluster(args, nodes, machine);
-        write!(out, "{}", text(&machine.found.title, parts, &cluster, &impact(parts, &cluster)?))?;
+        write!(out, "{}", text(&machine.title(args), parts, &cluster, &impact(parts, &cluster)?))?;
+    }
+    if let Some(path) = &args.plot {
+        let cluster = cluster(args, nodes, machine);
+        let title = format!("{nodes} nodes, {} a GPU; {}", bytes(cluster.bytes), machine.title(args));
+        super::write_plot(path, &plot_cluster::svg(&title, &impact(parts, &cluster)?))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -39,7 +44,7 @@ pub(super) fn json(
     let cluster = cluster(args, nodes, machine);
     let found = impact(parts, &cluster)?;
     Ok(serde_json::json!({
-        "schema": "nobounce-impact/1", "title": machine.found.title, "parts": parts, "cluster": cluster,
+        "schema": "nobounce-impact/1", "title": machine.title(args), "parts": parts, "cluster": cluster,
         "impact": found, "assumptions": ASSUMPTIONS,
     }))
 }
@@ -64,6 +69,10 @@ fn cluster(args: &PredictArgs, nodes: u32, machine: &Machine) -> Cluster {
 /// GB/s between GPUs of a machine, by their NVLinks.
 fn nvlink(facts: &Facts) -> Option<f64> {
     let gpu = facts.gpus.first()?;
+    if gpu.vendor == GpuVendor::Amd {
+        // Seven links to the other GPUs of a node, as on MI300X.
+        return gpu.title().contains("MI3").then(|| 7.0 * window::xgmi(64.0));
+    }
     let links = gpu.nvlinks.get().filter(|links| *links > 0)?;
     let each = match gpu.compute_capability.get()? {
         60..=69 => 20.0,
@@ -90,23 +99,36 @@ fn text(title: &str, parts: &Parts, cluster: &Cluster, found: &[Impact]) -> Stri
     );
     let _ = writeln!(
         text,
-        "{:<18} {:>10} {:>10}  {:>10} {:>10} {:>7}  {:>12} {:>12}  staged is limited by",
-        "exchange", "direct ms", "staged ms", "step ms", "staged ms", "longer", "GPU-h/month", "money/month"
+        "{:<18} {:>10} {:>9} {:>9} {:>10}  {:>10} {:>10} {:>7}  {:>12} {:>12}  {:<36} staged is limited by",
+        "exchange",
+        "direct ms",
+        "alg GB/s",
+        "bus GB/s",
+        "staged ms",
+        "step ms",
+        "staged ms",
+        "longer",
+        "GPU-h/month",
+        "money/month",
+        "direct is limited by"
     );
     for one in found {
         let longer =
             if one.direct.step_ms > 0.0 { one.staged.step_ms / one.direct.step_ms - 1.0 } else { 0.0 };
         let _ = writeln!(
             text,
-            "{:<18} {:>10} {:>10}  {:>10} {:>10} {:>7}  {:>12.0} {:>12.0}  {}",
+            "{:<18} {:>10} {:>9} {:>9} {:>10}  {:>10} {:>10} {:>7}  {:>12.0} {:>12.0}  {:<36} {}",
             one.pattern.words(),
             figure(one.direct.exchange_ms),
+            figure(one.direct.algorithm_gbytes_per_s),
+            figure(one.direct.bus_gbytes_per_s),
             figure(one.staged.exchange_ms),
             figure(one.direct.step_ms),
             figure(one.staged.step_ms),
             super::percent(longer),
             one.gpu_hours,
             one.money,
+            one.direct.binds.words(),
             one.staged.binds.words()
         );
     }

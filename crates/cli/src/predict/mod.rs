@@ -16,7 +16,8 @@ use nobounce_predict::machine::{Choice, Found, parts_of};
 use nobounce_predict::parts::{Parts, Spec};
 use nobounce_predict::plot;
 use nobounce_predict::report::{Report, figure, report};
-use nobounce_predict::soft::Soft;
+use nobounce_predict::soft::{Soft, Via};
+use nobounce_predict::validation::validate;
 use nobounce_topology::facts::Facts;
 use nobounce_topology::machines;
 
@@ -35,6 +36,16 @@ pub(crate) fn main(args: &PredictArgs) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
+    if args.validation {
+        let found = validate();
+        if args.json {
+            serde_json::to_writer_pretty(&mut out, &found)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{}", found.score.text())?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     if !args.calibrate.is_empty() {
         return calibrate::main(args, &mut out);
     }
@@ -47,7 +58,7 @@ pub(crate) fn main(args: &PredictArgs) -> anyhow::Result<ExitCode> {
     if let Some(nodes) = args.cluster.nodes {
         return impact::main(args, nodes, &machine, &parts, &mut out);
     }
-    let found = report(&machine.found.title, &parts, &sizes(args));
+    let found = report(&machine.title(args), &parts, &sizes(args));
     print(&found, args, &mut out)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -59,7 +70,7 @@ pub(crate) fn json(args: &PredictArgs, here: &Facts) -> anyhow::Result<serde_jso
     let parts = parts(args, &machine, None)?;
     match args.cluster.nodes {
         Some(nodes) => impact::json(args, nodes, &machine, &parts),
-        None => Ok(serde_json::to_value(report(&machine.found.title, &parts, &sizes(args)))?),
+        None => Ok(serde_json::to_value(report(&machine.title(args), &parts, &sizes(args)))?),
     }
 }
 
@@ -67,6 +78,20 @@ pub(crate) fn json(args: &PredictArgs, here: &Facts) -> anyhow::Result<serde_jso
 struct Machine {
     facts: Option<Facts>,
     found: Found,
+}
+
+impl Machine {
+    /// What is predicted, with the options that change it.
+    fn title(&self, args: &PredictArgs) -> String {
+        let title = &self.found.title;
+        let changes = args.parts.changes(&self.found.spec);
+        if self.facts.is_none() || changes.is_empty() {
+            return title.clone();
+        }
+        let distance = self.found.spec.distance.map(|distance| format!(", {distance}")).unwrap_or_default();
+        let title = if args.parts.distance.is_some() { title.trim_end_matches(&distance) } else { title };
+        format!("{title}; changed: {}", changes.join(", "))
+    }
 }
 
 fn machine(args: &PredictArgs, here: impl FnOnce() -> anyhow::Result<Facts>) -> anyhow::Result<Machine> {
@@ -102,7 +127,13 @@ fn parts(args: &PredictArgs, machine: &Machine, calibration: Option<Calibration>
     // Residuals belong to one machine alone; another one may still share its constants.
     let is_another = args.machine.is_some() || args.facts.is_some();
     if let Some(found) = calibration {
-        parts.soft = Soft::of_calibration(if is_another { found.constants_only() } else { found });
+        let found = if is_another { found.constants_only() } else { found };
+        let via = Via {
+            link: args.via.map(|link| link.name().to_owned()),
+            busy: args.busy.unwrap_or(0),
+            between_machines: args.between_machines,
+        };
+        parts.soft = Soft::of_calibration(found, via, parts.mtu);
     }
     Ok(parts)
 }
@@ -121,7 +152,7 @@ fn sizes(args: &PredictArgs) -> Vec<u64> {
 
 fn print(found: &Report, args: &PredictArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
-        write(path, &plot::svg(found))?;
+        write_plot(path, &plot::svg(found))?;
     }
     if args.json {
         serde_json::to_writer_pretty(&mut *out, found)?;
@@ -130,6 +161,14 @@ fn print(found: &Report, args: &PredictArgs, out: &mut dyn Write) -> anyhow::Res
         write!(out, "{}", found.text())?;
     }
     Ok(())
+}
+
+/// A picture is SVG, so that another name would lie.
+fn write_plot(path: &Path, text: &str) -> anyhow::Result<()> {
+    if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
+        bail!("cannot write {}: --plot writes SVG; name a file that ends in .svg", path.display());
+    }
+    write(path, text)
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {

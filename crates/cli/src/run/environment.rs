@@ -59,6 +59,9 @@ const DEFAULTS: [(&str, &str, &str); 3] = [
     ),
 ];
 
+/// cuFile's settings, in the folder of the run: an empty object.
+pub(crate) const CUFILE_JSON: &str = "cufile.json";
+
 /// With fewer CPUs than this, programs that poll with several threads compete with themselves.
 const FEW_CPUS: usize = 4;
 
@@ -179,6 +182,20 @@ pub(crate) fn variables(
             all.push(variable(name, value.into(), reason));
         }
     }
+    if args.cufile {
+        let settings = given.report.with_file_name(CUFILE_JSON).into();
+        let kvikio = "KvikIO would read files itself where it finds no nvidia-fs";
+        let asked = [
+            ("KVIKIO_COMPAT_MODE", "OFF".into(), kvikio),
+            (
+                "CUFILE_ENV_PATH_JSON",
+                settings,
+                "KvikIO uses streams only where cuFile has a file of settings",
+            ),
+        ];
+        let missing = asked.into_iter().filter(|(name, ..)| now(name).is_none());
+        all.extend(missing.map(|(name, value, reason)| variable(name, value, reason)));
+    }
     if given.cpus < FEW_CPUS && now("MC_WORKERS_PER_CTX").is_none() {
         let reason = "two threads of Mooncake that poll without pause leave too little of so few CPUs";
         all.push(variable("MC_WORKERS_PER_CTX", "1".into(), reason));
@@ -278,7 +295,13 @@ mod tests {
         assert_eq!(value(&variables(&RunArgs::default(), &GIVEN(0, 1), |_| None), "LD_PRELOAD"), without);
         let files = RunArgs { cufile: true, ..RunArgs::default() };
         let preload = "/lib/nb/libnobounce-cufile.so:/lib/nb/libnobounce-paths.so:/lib/nb/libibverbs.so.1";
-        assert_eq!(value(&variables(&files, &GIVEN(0, 1), |_| None), "LD_PRELOAD"), Some(preload));
+        let set = variables(&files, &GIVEN(0, 1), |_| None);
+        assert_eq!(value(&set, "LD_PRELOAD"), Some(preload));
+        assert_eq!(value(&set, "CUFILE_ENV_PATH_JSON"), Some("/cufile.json"));
+        assert_eq!(
+            (value(&set, "KVIKIO_COMPAT_MODE"), value(&all, "KVIKIO_COMPAT_MODE")),
+            (Some("OFF"), None)
+        );
         assert_eq!(value(&all, "NCCL_NET_GDR_LEVEL"), None);
         assert_eq!(
             value(&all, "NOBOUNCE_ADDR"),

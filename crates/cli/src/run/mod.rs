@@ -53,6 +53,11 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
             format!("cannot create the directories of the run in {}", scratch.path().display())
         })?;
 
+    if args.cufile {
+        let settings = scratch.path().join(environment::CUFILE_JSON);
+        std::fs::write(&settings, "{}\n").with_context(|| format!("cannot write {}", settings.display()))?;
+    }
+
     let conf = nccl_conf::NcclConf::read(|name| std::env::var_os(name));
     let now = |name: &str| std::env::var_os(name).or_else(|| conf.get(name));
     if let Some(warning) = environment::warning(now) {

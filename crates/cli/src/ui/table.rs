@@ -40,7 +40,13 @@ pub(super) fn predictions(data: &Data) -> Value {
 /// The curves, every fourth power of two, with three digits.
 fn compact(found: &Value) -> Value {
     let rows = found["rows"].as_array().into_iter().flatten().step_by(2).map(|row| {
-        json!([row["size"], estimate(&row["direct"]), row["not_direct"], estimate(&row["staged"])])
+        json!([
+            row["size"],
+            estimate(&row["direct"]),
+            row["not_direct"],
+            estimate(&row["staged"]),
+            row["not_predicted"]
+        ])
     });
     json!({
         "title": found["title"], "rows": rows.collect::<Vec<_>>(),

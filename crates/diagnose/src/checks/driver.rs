@@ -28,7 +28,7 @@ fn instance(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     found.push(
         Finding::new("efa-instance", Severity::Warning, format!("{product} has EFA, but no GPUDirect RDMA"))
-            .why("Its adapters cannot access GPU memory, even if GPU and driver support it: all transfers are staged through host memory, at a few GB/s.")
+            .why("Its adapters cannot access GPU memory, even if GPU and driver support it: all transfers are staged through host memory.")
             .seen("/sys/class/dmi/id/product_name", product.clone())
             .fix("use an instance of the P series, p4d or newer")
             .blocks()
@@ -70,7 +70,7 @@ fn gpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             _ => Finding::new("no-dev-nvidia", Severity::Error, "the GPUs have a driver, but this process has no /dev/nvidiactl")
                 .why("A container without the device files sees no GPU: CUDA fails with 'no device'.")
                 .seen("/dev", "no nvidiactl")
-                .fix("`docker run --gpus all ...`   (or --device nvidia.com/gpu=all with CDI; in Kubernetes request nvidia.com/gpu)")
+                .fix("start the container with `--gpus all`   (or --device nvidia.com/gpu=all with CDI; in Kubernetes request nvidia.com/gpu)")
                 .blocks(),
         };
         found.push(finding.on(addresses));
@@ -130,7 +130,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("nic-other-namespace", Severity::Error, "the adapters' RDMA devices belong to another network namespace")
                 .why("RDMA devices in exclusive mode are visible only in the namespace of their interfaces: this container sees none, and programs fall back to TCP.")
                 .seen("/sys/class/infiniband", "empty, although mlx5_ib is loaded")
-                .fix("`docker run --network host ...`   (or move the device: `sudo rdma dev set mlx5_0 netns NAME`)")
+                .fix("start the container with `--network host`   (or move the device into the container's network namespace with iproute2)")
                 .root()
                 .blocks(),
         );
@@ -166,7 +166,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("no-nic", Severity::Info, "no RDMA adapter in this machine")
                 .why("Programs use TCP. The software NIC of nobounce gives them verbs, with access to GPU memory.")
                 .seen("/sys/class/infiniband", "no device")
-                .fix("`nobounce run -- PROGRAM`"),
+                .fix("start the program with `nobounce run --`"),
         );
     }
     let software: Vec<_> = facts
@@ -180,7 +180,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("software-nic", Severity::Info, format!("{} {} implemented in software by the kernel: no access to GPU memory", list(&names), one_or(&names, "is", "are")))
                 .why("rxe and siw support neither dma-buf nor peer memory, so GPU buffers are staged through host memory.")
                 .seen(format!("/sys/class/infiniband/{}", names[0]), software[0].driver.clone().unwrap_or_default())
-                .fix("`nobounce run -- PROGRAM`   (a software NIC with access to GPU memory)")
+                .fix("start the program with `nobounce run --`   (a software NIC with access to GPU memory)")
                 .on(names),
         );
     }

@@ -88,7 +88,7 @@ fn empty_tables(all: &[Table<'_>], found: &mut Vec<Finding>) {
             Finding::new("gid-none", Severity::Error, format!("{}: no usable RoCE address", list(&hit)))
                 .why("The table is empty, or all its entries belong to other namespaces: connections fail ('failed to query GID', 'Invalid argument').")
                 .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(empty[0].1))
-                .fix("give the interface of this namespace an IP address, or use the host's network: `docker run --network host ...`")
+                .fix("give the interface of this namespace an IP address, or use the host's network: start the container with `--network host`")
                 .blocks()
                 .on(hit),
         );
@@ -112,7 +112,10 @@ fn v1_only(all: &[Table<'_>], found: &mut Vec<Finding>) {
                     format!("/sys/class/infiniband/{}/ports/1/gid_attrs/types", hit[0]),
                     old[0].2.iter().map(|gid| gid.kind.as_str()).collect::<Vec<_>>().join(", "),
                 )
-                .fix("give the interface an IP address; `sudo cma_roce_mode -d DEVICE -p 1 -m 2`")
+                .fix(format!(
+                    "give the interface an IP address; `{}`",
+                    super::each(&hit, "sudo cma_roce_mode -d {} -p 1 -m 2")
+                ))
                 .root()
                 .blocks()
                 .on(hit),
@@ -134,7 +137,7 @@ fn link_local_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<F
             Finding::new("gid-no-ip", if many { Severity::Error } else { Severity::Warning }, format!("{}: only link-local RoCE addresses", list(&hit)))
                 .why("The interface has no IP address here. Link-local ones work within one switch at best; NCCL chooses them and ends with error 12 between subnets.")
                 .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(local[0].1))
-                .fix("`sudo ip address add A.B.C.D/24 dev INTERFACE`   (containers: --network host, or give the pod this network)")
+                .fix("give the interface an IP address of the RDMA network (containers: start with `--network host`, or give the pod this network)")
                 .root()
                 .blocks()
                 .on(hit),

@@ -4,7 +4,8 @@
 use super::{bytes, list};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
-use nobounce_topology::facts::{Gpu, GpuVendor};
+use nobounce_topology::facts::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
+use nobounce_topology::gpudirect;
 
 /// BAR1 below this share of the memory is small: larger registrations than BAR1 fail.
 const SMALL: u64 = 4;
@@ -27,10 +28,10 @@ fn addresses(gpus: &[&Gpu]) -> Vec<String> {
 
 fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let gpus: Vec<&Gpu> =
-        analysis.facts.gpus.iter().filter(|gpu| gpu.gpudirect_rdma.get() == Some(false)).collect();
+        analysis.facts.gpus.iter().filter(|gpu| gpudirect::supported(analysis.facts, gpu).is_no()).collect();
     let Some(first) = gpus.first() else { return };
     let severity = if analysis.has_hardware_nic() { Severity::Warning } else { Severity::Info };
-    let virtual_gpu = analysis.facts.is_virtual() && !is_consumer(first.title());
+    let virtual_gpu = analysis.facts.is_virtual() && !gpudirect::is_consumer(first.title());
     let fix = if virtual_gpu {
         "ask the operator for a GPU passed through as a whole, or a vGPU type with GPUDirect support"
     } else {
@@ -46,12 +47,8 @@ fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     );
 }
 
-fn is_consumer(name: &str) -> bool {
-    name.contains("GeForce") || name.contains("TITAN")
-}
-
 /// GPUs whose BAR1 covers their memory as they are made.
-fn is_data_centre(name: &str) -> bool {
+fn has_full_bar1(name: &str) -> bool {
     ["V100", "A100", "A800", "H100", "H200", "H800", "H20", "B100", "B200", "B300", "GH200", "GB200", "GB300"]
         .iter()
         .any(|model| name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == *model))
@@ -80,7 +77,7 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 && small.iter().any(|gpu| gpu.address == r.gpu)
         });
         // These come with a BAR1 as large as their memory: a small one is the firmware's doing.
-        let shrunk = small.iter().any(|gpu| is_data_centre(gpu.title()));
+        let shrunk = small.iter().any(|gpu| has_full_bar1(gpu.title()));
         let severity = if hurt || ((larger.is_some() || shrunk) && analysis.has_hardware_nic()) {
             Severity::Warning
         } else {
@@ -193,7 +190,7 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 Finding::new("gdrdrv-node", Severity::Warning, "gdrdrv is loaded, but this process has no /dev/gdrdrv")
                     .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
                     .seen("/dev/gdrdrv", "not there")
-                    .fix("`docker run --device /dev/gdrdrv ...`   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
+                    .fix("start the container with `--device /dev/gdrdrv`   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
             ),
             Some(node) if !node.open.ok => found.push(
                 Finding::new("gdrdrv-node", Severity::Warning, format!("/dev/gdrdrv cannot be opened: {}", node.open.detail))
@@ -204,6 +201,18 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             ),
             Some(_) => {}
         }
+    }
+    let dwords =
+        facts.kernel.nvidia.known().and_then(|module| module.as_ref()?.parameters.get("RegistryDwords"));
+    if let Some(dwords) = dwords.filter(|dwords| dwords.replace(' ', "").contains("RmForceDisableIomapWC=1"))
+    {
+        found.push(
+            Finding::new("bar1-uncached", Severity::Warning, "the driver maps BAR1 uncached: the CPU's window onto GPU memory is slow")
+                .why("RmForceDisableIomapWC=1 switches write combining off, as GPUDirect Storage by P2PDMA requires on x86. Stores of nobounce's software NIC and of GDRCopy then go word by word; adapters are not concerned.")
+                .seen("/proc/driver/nvidia/params: RegistryDwords", dwords.clone())
+                .fix("remove RmForceDisableIomapWC from NVreg_RegistryDwords in /etc/modprobe.d unless GPUDirect Storage needs it")
+                .reboot(),
+        );
     }
     let blocked: Vec<&Gpu> =
         facts.gpus.iter().filter(|gpu| gpu.window_probe.known().is_some_and(|probe| !probe.ok)).collect();
@@ -235,6 +244,7 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .gpus
         .iter()
         .filter(|gpu| gpu.vendor == GpuVendor::Nvidia && gpu.gpudirect_rdma.known().is_none())
+        .filter(|gpu| !gpudirect::supported(facts, gpu).is_yes())
         .filter(|gpu| {
             facts.pci_device(&gpu.address).is_none_or(|device| device.driver.as_deref() == Some("nvidia"))
         })
@@ -242,14 +252,8 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             facts.devices.known().is_none_or(|nodes| nodes.iter().any(|node| node.path == "/dev/nvidiactl"))
         })
         .collect();
-    // CUDA starts on GPUs behind NVSwitches only when the fabric manager has set them up.
-    let waits = |gpu: &&Gpu| {
-        let why = gpu.gpudirect_rdma.why_not().unwrap_or_default().to_ascii_uppercase();
-        ["SYSTEM_NOT_READY", "SYSTEM NOT YET INITIALIZED", "(802)", "ERROR 802"]
-            .iter()
-            .any(|word| why.contains(word))
-    };
-    let (waiting, silent): (Vec<&Gpu>, Vec<&Gpu>) = silent.into_iter().partition(waits);
+    let (waiting, silent): (Vec<&Gpu>, Vec<&Gpu>) =
+        silent.into_iter().partition(|gpu| gpudirect::waits_for_fabric(gpu));
     if let Some(first) = waiting.first() {
         found.push(
             Finding::new(
@@ -266,16 +270,23 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         );
     }
     if let Some(first) = silent.first() {
-        found.push(
-            Finding::new(
-                "gpu-unread",
-                Severity::Unknown,
-                format!("{}: the GPU's CUDA attributes could not be read", list(&addresses(&silent))),
-            )
-            .why("Support for GPUDirect RDMA and dma-buf is unknown.")
-            .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
-            .fix("run `nobounce doctor` where libcuda.so.1 is installed and the GPU visible (CUDA_VISIBLE_DEVICES)")
-            .on(addresses(&silent)),
-        );
+        let why_not = first.gpudirect_rdma.why_not().unwrap_or_default();
+        let finding = Finding::new(
+            "gpu-unread",
+            Severity::Unknown,
+            format!("{}: whether the GPU supports GPUDirect RDMA is unknown", list(&addresses(&silent))),
+        )
+        .seen("CUDA", why_not);
+        let finding = if gpudirect::is_consumer(first.title()) {
+            finding.seen("name", first.title()).why("Most GeForce and TITAN cards have no GPUDirect RDMA; only the driver or a registration tells.")
+        } else {
+            finding.why("Without CUDA's attributes or a registration, support for GPUDirect RDMA and dma-buf is not known.")
+        };
+        let finding = if why_not.starts_with(ATTRIBUTE_UNKNOWN) {
+            finding.fix("`nobounce doctor`   (its registration probe decides), or upgrade the driver to 465 or newer, which reports the attribute")
+        } else {
+            finding.fix("run `nobounce doctor` where libcuda.so.1 is installed and the GPU visible (CUDA_VISIBLE_DEVICES)")
+        };
+        found.push(finding.on(addresses(&silent)));
     }
 }

@@ -16,21 +16,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
 
 /// Whether an IOMMU translates the addresses of a device; none where that is not known.
 pub(super) fn translates(analysis: &Analysis<'_>, device: &PciDevice) -> Option<bool> {
-    let kernel = &analysis.facts.kernel;
-    match device.iommu.known()? {
-        None => Some(false),
-        Some(iommu) => match iommu.kind.as_deref() {
-            Some("identity" | "auto-identity") => Some(false),
-            Some(kind) if kind.starts_with("DMA") => Some(true),
-            Some(_) => Some(false),
-            // The kernel does not report the domain type: fall back to its command line.
-            None => match (kernel.parameter("iommu"), kernel.parameter("iommu.passthrough")) {
-                (Some("pt"), _) | (_, Some("1" | "on" | "y")) => Some(false),
-                (Some("off"), _) => Some(false),
-                _ => kernel.has_option("IOMMU_DEFAULT_PASSTHROUGH").map(|passthrough| !passthrough),
-            },
-        },
-    }
+    nobounce_topology::iommu::translates(analysis.facts, device)
 }
 
 fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
@@ -72,13 +58,13 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         };
         let severity = if ats { Severity::Info } else { Severity::Warning };
         let finding = Finding::new("iommu-translates", severity, format!("the IOMMU translates the addresses of {}", list(&names)))
-            .why("Peer-to-peer packets go through the IOMMU in the processor, even below one switch. Bandwidth drops to a fraction (6 instead of 20 GB/s and more), and transfers hang on some machines.")
+            .why("Peer-to-peer packets go through the IOMMU in the processor, even below one switch. Bandwidth drops, and transfers hang on some machines.")
             .seen(
                 group.map_or_else(String::new, |group| format!("/sys/kernel/iommu_groups/{}/type", group.group)),
                 group.and_then(|group| group.kind.clone()).unwrap_or_else(|| "unknown; the command line has no iommu=pt".to_owned()),
             )
             .seen("/proc/cmdline", facts.kernel.command_line.known().map_or_else(|| "unread".to_owned(), |line| iommu_words(line)))
-            .fix(format!("add {parameter} to GRUB_CMDLINE_LINUX in /etc/default/grub; `sudo update-grub; sudo reboot`"))
+            .fix(format!("add {parameter} to GRUB_CMDLINE_LINUX in /etc/default/grub, then `sudo update-grub && sudo reboot`   (RHEL: grub2-mkconfig)"))
             .reboot()
             .on(translated.iter().map(|device| device.address.clone()).chain(names));
         found.push(if ats { finding } else { finding.slows() });
@@ -123,9 +109,9 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
 
 fn ats_off(names: &[String]) -> Finding {
     Finding::new("ats-off", Severity::Warning, format!("{}: address translation services (ATS) are off", list(names)))
-        .why("In a virtual machine the host's IOMMU translates every peer-to-peer packet. Only ATS routes them directly through the switch: without it, half of the bandwidth or less.")
+        .why("In a virtual machine the host's IOMMU translates every peer-to-peer packet. Only ATS routes them directly through the switch.")
         .seen(format!("{} ATSCtl", names[0]), "Enable-")
-        .fix("on the host: `mlxconfig -d DEVICE set ATS_ENABLED=1`, reset the adapter, keep ACS with Direct Translated on the switch; then restart the guest")
+        .fix("on the host: ATS_ENABLED=1 with mlxconfig, reset the adapter, keep ACS with Direct Translated on the switch; then restart the guest")
         .reboot()
         .slows()
         .on(names.to_vec())

@@ -47,6 +47,36 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
                 .reboot(),
         );
     }
+    let denied = |line: &&String| {
+        let line = line.to_ascii_lowercase();
+        let about =
+            ["infiniband", "uverbs", "rdma", "nvidia", "gdrdrv"].iter().any(|word| line.contains(word));
+        about && (line.contains("avc:") && line.contains("denied") || line.contains("apparmor=\"denied\""))
+    };
+    if let Some(line) = lines.iter().find(denied) {
+        let (name, fix) = if line.to_ascii_lowercase().contains("apparmor") {
+            (
+                "AppArmor",
+                "start the container with `--security-opt apparmor=unconfined`   (to confirm; then allow the file in its profile)",
+            )
+        } else {
+            (
+                "SELinux",
+                "start the container with `--security-opt label=disable`   (to confirm; then allow it by a policy: container_use_devices)",
+            )
+        };
+        found.push(
+            Finding::new(
+                "security-denied",
+                Severity::Warning,
+                format!("{name} denied an access to the adapter or the GPU"),
+            )
+            .why("Mode and owner of the device file allow it, and opening or mapping it fails all the same.")
+            .seen("kernel log", line.trim())
+            .fix(fix)
+            .root(),
+        );
+    }
     if let Some(line) = line_with(&["aer", "error"])
         .filter(|line| line.contains("pcieport") || line.contains("PCIe Bus Error"))
     {
@@ -54,7 +84,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("pcie-errors", Severity::Warning, "the PCIe bus reported errors")
                 .why("A faulty link retransmits and slows down, or trains to a lower speed.")
                 .seen("kernel log", line.trim())
-                .fix("reseat the card or riser; `sudo lspci -vvv -s ADDRESS | grep -A3 UESta`")
+                .fix("reseat the card or riser; `sudo lspci -vvv | grep -A3 UESta`")
                 .root(),
         );
     }

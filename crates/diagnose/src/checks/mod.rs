@@ -1,13 +1,18 @@
 //! The checks: facts in, findings out; no IO, no guesses where a fact is missing.
 
 mod driver;
+mod failed_step;
 mod gid;
 mod gpu;
 mod iommu;
 mod kernel_log;
+mod known_bad;
+mod moved;
 mod nccl_env;
 mod other_env;
 mod pcie;
+pub(crate) mod peer;
+mod peer_module;
 mod place;
 mod port;
 mod process;
@@ -21,7 +26,7 @@ use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 13] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 15] = [
         driver::check,
         registration::check,
         gpu::check,
@@ -35,6 +40,8 @@ pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
         ucx_env::check,
         other_env::check,
         kernel_log::check,
+        known_bad::check,
+        moved::check,
     ];
     let mut found: Vec<Finding> = checks.iter().flat_map(|check| check(analysis)).collect();
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -49,6 +56,18 @@ pub(crate) fn list<S: AsRef<str>>(names: &[S]) -> String {
         [one, other] => format!("{} and {}", one.as_ref(), other.as_ref()),
         [one, two, three] => format!("{}, {} and {}", one.as_ref(), two.as_ref(), three.as_ref()),
         [one, two, rest @ ..] => format!("{}, {} and {} more", one.as_ref(), two.as_ref(), rest.len()),
+    }
+}
+
+/// A command for each name, as one line to paste: `{}` stands for the name.
+pub(crate) fn each<S: AsRef<str>>(names: &[S], command: &str) -> String {
+    match names {
+        [] => command.replace("{}", "<name>"),
+        [one] => command.replace("{}", one.as_ref()),
+        many => {
+            let names: Vec<&str> = many.iter().map(AsRef::as_ref).collect();
+            format!("for d in {}; do {}; done", names.join(" "), command.replace("{}", "$d"))
+        }
     }
 }
 

@@ -68,7 +68,7 @@ fn network(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Severity::Error,
             "NCCL_IB_DISABLE keeps NCCL from using the adapters",
         )
-        .why("All traffic between machines goes over TCP sockets: a tenth of the bandwidth.");
+        .why("All traffic between machines goes over TCP sockets.");
         found.push(set(finding, variable));
     }
     if let Some(net) = variable(analysis, "NCCL_NET")
@@ -155,7 +155,7 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let severity = if default_allows { Severity::Error } else { Severity::Info };
         let finding = Finding::new("nccl-gdr-level", severity, format!("{variable} keeps NCCL from GPUDirect on {}", list(&names)))
             .why(format!("The setting allows distances up to {}, but the nearest adapter is at {}: GPU memory is staged through the host.", level.name(), need.name()));
-        found.push(set(finding, variable).fix(format!("`{name}={}`", need.name())).on(names));
+        found.push(set(finding, variable).fix(format!("`{name}={}`", need.name())).stages().on(names));
     }
 }
 
@@ -222,7 +222,9 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Severity::Warning,
             "NCCL_NET_GDR_READ=0: GPU memory is received directly, but sent through the host",
         )
-        .why("On Ampere and newer, reading GPU memory is as fast as writing it; sends lose up to half of their bandwidth.");
+        .why(
+            "On Ampere and newer, reading GPU memory is as fast as writing it; sends are copied for nothing.",
+        );
         found.push(set(finding, variable));
     }
     if nccl::is_on(facts, "NCCL_NET_GDR_C2C") == Some(false)
@@ -231,7 +233,7 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     {
         let finding =
             Finding::new("nccl-c2c", Severity::Warning, "NCCL_NET_GDR_C2C=0 disables GPUDirect on Grace")
-                .why("Costs about 20 % of the all-reduce bandwidth on GH200.");
+                .why("Packets of adapters at the processor then go through host memory.");
         found.push(set(finding, variable));
     }
     if let Some(variable) = variable(analysis, "NCCL_IB_PCI_RELAXED_ORDERING")

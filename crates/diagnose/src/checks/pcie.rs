@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::list;
+use super::{each, list};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::bandwidth;
-use nobounce_topology::facts::{Acs, Facts, Gpu, Link, PciDevice};
-use nobounce_topology::platform::Platform;
+use nobounce_topology::facts::{Acs, Facts, Gpu, Link, Nic, PciDevice};
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -40,7 +39,7 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Severity::Unknown,
             format!("relaxed ordering, request sizes and ATS could not be read for {}", list(&names)),
         )
-        .why("Strict ordering or small requests cost up to half of the bandwidth.")
+        .why("Strict ordering and small requests limit the bandwidth.")
         .seen(format!("configuration space of {}", first.name), *why)
         .fix("`sudo nobounce doctor`")
         .root()
@@ -90,22 +89,12 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     if let Some((first, acs)) = redirecting.first() {
         let bridges: Vec<_> = redirecting.iter().map(|(port, _)| port.address.clone()).collect();
-        let commands: Vec<_> = bridges
-            .iter()
-            .take(4)
-            .map(|address| format!("`sudo setpci -s {address} ECAP_ACS+0x6.w=0000`"))
-            .collect();
-        let mut finding = Finding::new("acs-redirect", Severity::Warning, format!("access control (ACS) on {} redirects packets between GPU and adapter to the processor", list(&bridges)))
-            .why("GPU and adapter share a switch, but every packet goes through the root complex: a tenth (writes, newer processors) to half (reads) of the bandwidth is lost. With IOMMU translation, transfers fail.")
+        let finding = Finding::new("acs-redirect", Severity::Warning, format!("access control (ACS) on {} redirects packets between GPU and adapter to the processor", list(&bridges)))
+            .why("GPU and adapter share a switch, but every packet goes through the root complex. With IOMMU translation, transfers fail.")
             .seen(format!("lspci -vvv -s {}: ACSCtl", first.address), format!("{:#06x}", acs.control));
-        for command in commands {
-            finding = finding.fix(command);
-        }
-        if bridges.len() > 4 {
-            finding = finding.fix(format!("... and likewise for the other {}", bridges.len() - 4));
-        }
         found.push(
             finding
+                .fix(format!("`{}`   (until the next boot)", each(&bridges, "sudo setpci -s {} ECAP_ACS+0x6.w=0000")))
                 .fix("permanently: disable ACS in the firmware setup. Hosts of virtual machines need it: keep it there, with ATS on the adapter")
                 .root()
                 .slows()
@@ -115,14 +104,26 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some(first) = unread.first() {
         let bridges: Vec<_> = unread.iter().map(|port| port.address.clone()).collect();
         found.push(
-            Finding::new("acs-unread", Severity::Unknown, format!("access control (ACS) could not be read for {}", list(&bridges)))
-                .why("If ACS is on, packets between GPU and adapter go through the processor: a tenth (writes, newer processors) to half (reads) of the bandwidth is lost.")
-                .seen(format!("/sys/bus/pci/devices/{}/config", first.address), first.config.why_not().unwrap_or_default())
-                .fix("`sudo nobounce doctor`")
-                .root()
-                .on(bridges),
+            Finding::new(
+                "acs-unread",
+                Severity::Unknown,
+                format!("access control (ACS) could not be read for {}", list(&bridges)),
+            )
+            .why("If ACS is on, packets between GPU and adapter go through the processor.")
+            .seen(
+                format!("/sys/bus/pci/devices/{}/config", first.address),
+                first.config.why_not().unwrap_or_default(),
+            )
+            .fix("`sudo nobounce doctor`")
+            .root()
+            .on(bridges),
         );
     }
+}
+
+/// PCI addresses of adapters.
+fn addresses<'a>(nics: impl Iterator<Item = &'a Nic>) -> Vec<String> {
+    nics.filter_map(|nic| nic.address.clone()).collect()
 }
 
 /// The maximum of a link: the lesser of the device and the port above it.
@@ -230,16 +231,16 @@ fn label(facts: &Facts, device: &PciDevice) -> String {
 fn degraded_links(analysis: &Analysis<'_>, degraded: &[Limited<'_>], found: &mut Vec<Finding>) {
     if let Some((first, link, speed, width)) = degraded.first() {
         let names: Vec<_> = degraded.iter().map(|(device, ..)| label(analysis.facts, device)).collect();
-        let (now, should) = (bandwidth::link_now(link, 256), bandwidth::pcie(*speed, *width, 256));
         found.push(
             Finding::new(
                 "pcie-degraded",
                 Severity::Warning,
                 format!("{}: PCIe runs at {} x{} instead of {} x{}", list(&names), bandwidth::generation(link.speed), link.width, bandwidth::generation(*speed), width),
             )
-            .why(format!("At best {now:.1} of {should:.1} GB/s. Causes: a dirty contact, a bad riser, a wrong slot, or failed link training after power-on."))
+            .why("Causes: a dirty contact, a bad riser, a wrong slot, or failed link training after power-on.")
             .seen(format!("/sys/bus/pci/devices/{}/current_link_speed", first.address), format!("{} GT/s x{} (can do {} GT/s x{})", link.speed, link.width, link.max_speed, link.max_width))
-            .fix("power-cycle the machine (a reboot is not enough); reseat the card or riser; check bifurcation and link speed in the firmware setup; `sudo lspci -vvv -s ADDRESS | grep LnkSta`")
+            .fix("power-cycle the machine (a reboot is not enough); reseat the card or riser; check bifurcation and link speed in the firmware setup")
+            .fix(format!("`sudo lspci -vvv -s {} | grep LnkSta`   (shows the link)", first.address))
             .reboot()
             .slows()
             .on(degraded.iter().map(|(device, ..)| device.address.clone()).chain(names)),
@@ -375,7 +376,7 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let finding = Finding::new("max-read-request", severity, format!("{}: PCIe read requests are only {request} bytes", list(&names)))
             .why("The adapter reads memory to send: small requests leave it waiting for round trips, and it cannot fill a fast link.")
             .seen(format!("{} DevCtl: MaxReadReq", first.name), format!("{request} bytes"))
-            .fix(format!("`sudo setpci -s {} CAP_EXP+8.w=5000:7000`   (4096 bytes; until the next boot)", first.address.as_deref().unwrap_or("ADDRESS")))
+            .fix(format!("`{}`   (4096 bytes; until the next boot)", each(&addresses(small.iter().map(|(nic, ..)| *nic)), "sudo setpci -s {} CAP_EXP+8.w=5000:7000")))
             .root();
         found.push(if severity == Severity::Warning { finding.slows() } else { finding }.on(names));
     }
@@ -397,22 +398,21 @@ fn relaxed_ordering(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         })
         .collect();
     let Some(first) = strict.first() else { return };
-    let platform = Platform::of(&facts.machine.cpu);
     let names: Vec<_> = strict.iter().map(|nic| nic.name.clone()).collect();
-    let loss = match platform.strict_order() {
-        Some(limit) => format!(
-            "On {} writes in strict order are limited to about {limit:.0} GB/s, regardless of the link.",
-            platform.name()
-        ),
-        None => "Writes in strict order wait for each other: up to half of the bandwidth is lost.".to_owned(),
-    };
     found.push(
-        Finding::new("relaxed-ordering", Severity::Warning, format!("{}: relaxed ordering is disabled in the device", list(&names)))
-            .why(loss)
-            .seen(format!("{} DevCtl: RlxdOrd", first.name), "-")
-            .fix(format!("`sudo setpci -s {} CAP_EXP+8.w=0010:0010`   (permanently: PCI_WR_ORDERING=1 with mlxconfig, and the firmware setup)", first.address.as_deref().unwrap_or("ADDRESS")))
-            .root()
-            .slows()
-            .on(names),
+        Finding::new(
+            "relaxed-ordering",
+            Severity::Warning,
+            format!("{}: relaxed ordering is disabled in the device", list(&names)),
+        )
+        .why("Writes in strict order wait for each other, whatever the link could carry.")
+        .seen(format!("{} DevCtl: RlxdOrd", first.name), "-")
+        .fix(format!(
+            "`{}`   (permanently: PCI_WR_ORDERING=1 with mlxconfig, and the firmware setup)",
+            each(&addresses(strict.iter().copied()), "sudo setpci -s {} CAP_EXP+8.w=0010:0010")
+        ))
+        .root()
+        .slows()
+        .on(names),
     );
 }

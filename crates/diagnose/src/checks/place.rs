@@ -38,16 +38,9 @@ fn far(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .collect();
     let Some(first) = far.first() else { return };
     let names: Vec<_> = far.iter().map(|pair| pair.gpu.address.clone()).collect();
-    let platform = Platform::of(&analysis.facts.machine.cpu);
-    let loss = match platform.between_sockets() {
-        Some(limit) => {
-            format!("The link between sockets carries about {limit:.0} GB/s here, shared by all traffic.")
-        }
-        None => "The link between sockets is shared by all traffic.".to_owned(),
-    };
     found.push(
         Finding::new("far-nic", Severity::Warning, format!("{}: the nearest adapter ({}) is on another socket", list(&names), first.nic.name))
-            .why(format!("{loss} A pair like this reached 11 GB/s instead of 23. By default NCCL does not use GPUDirect at this distance."))
+            .why("The link between sockets is shared by all traffic. By default NCCL does not use GPUDirect at this distance.")
             .seen("distance", format!("{} to {}: SYS", first.gpu.address, first.nic.name))
             .fix("move an adapter to a slot of this socket, or use GPUs of the adapter's socket (CUDA_VISIBLE_DEVICES)")
             .slows()
@@ -178,16 +171,15 @@ fn processor(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         ),
         Platform::XeonOld => (
             Severity::Warning,
-            "Peer-to-peer reads across its root ports reach only 3 to 6 GB/s, writes about twice that.",
+            "Peer-to-peer reads across its root ports are slow, writes about twice as fast.",
         ),
         Platform::XeonSkylake => (
             Severity::Info,
             "Peer-to-peer reads across its root ports reach about half of a switch's rate; writes are faster.",
         ),
-        Platform::SapphireRapids | Platform::EmeraldRapids => (
-            Severity::Info,
-            "Full bandwidth needs relaxed ordering: about 16 GB/s without, more than 40 with it.",
-        ),
+        Platform::SapphireRapids | Platform::EmeraldRapids => {
+            (Severity::Info, "Full bandwidth needs relaxed ordering.")
+        }
         Platform::Zen => (
             Severity::Info,
             "Peer-to-peer traffic across its root ports is fast with relaxed ordering: 150 Gb/s without, 200 with it on a 200G adapter.",
@@ -229,10 +221,11 @@ fn distance_rule(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let level = nccl::distance(facts, first);
     let names: Vec<_> = left.iter().map(|pair| pair.gpu.address.clone()).collect();
     found.push(
-        Finding::new("nccl-distance", Severity::Info, format!("NCCL will stage for {}: its default limit is PXB, and the distance is {}", list(&names), level.name()))
-            .why("NCCL assumes slow peer-to-peer traffic through the processor. On AMD Zen, Grace and recent Xeons direct is often faster (+20 % on GH200): measure both.")
+        Finding::new("nccl-distance", Severity::Info, format!("NCCL will stage for {}: its default limit is PXB, and it counts this distance as {}", list(&names), level.name()))
+            .why("NCCL assumes slow peer-to-peer traffic through the processor. On AMD Zen, Grace and recent Xeons direct is often faster: measure both.")
             .seen("distance", format!("{} to {}: {}", first.gpu.address, first.nic.name, level.name()))
             .fix(format!("`NCCL_NET_GDR_LEVEL={}`", level.name()))
+            .stages()
             .on(names),
     );
 }

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::list;
+use super::{each, list};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
-use nobounce_topology::bandwidth;
 use nobounce_topology::facts::{Nic, Port};
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     states(analysis, &mut found);
+    managers(analysis, &mut found);
     rates(analysis, &mut found);
     sizes(analysis, &mut found);
     losses(analysis, &mut found);
@@ -125,6 +125,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Severity::Info
     };
     let port = down[0].ports.first();
+    let of_down = pci_addresses(down.iter().copied());
     found.push(
         Finding::new("port-down", severity, format!("{}: no link", list(&names)))
             .why(if severity == Severity::Info {
@@ -136,18 +137,51 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/class/infiniband/{}/ports/1/state", names[0]),
                 port.map_or_else(String::new, |port| format!("{}, {}", port.state, port.physical_state)),
             )
-            .fix("check cable and switch port; `sudo ip link set INTERFACE up`; `mlxlink -d DEVICE`")
+            .fix(format!("check cable and switch port; `{}`", each(&of_down, "mlxlink -d {}")))
             .root()
             .blocks()
             .on(names),
     );
 }
 
+/// Active InfiniBand ports that no subnet manager looks after.
+fn managers(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let lost: Vec<_> = hardware(analysis)
+        .filter(|(_, port)| port.is_active() && !port.is_ethernet())
+        .filter(|(_, port)| port.sm_lid.get() == Some(0) || matches!(port.lid.get(), Some(0 | 0xffff)))
+        .collect();
+    if let Some((nic, port)) = lost.first() {
+        let names: Vec<_> = lost.iter().map(|(nic, port)| name(nic, port)).collect();
+        found.push(
+            Finding::new(
+                "port-no-sm",
+                Severity::Warning,
+                format!("{}: active, but without an address or a subnet manager", list(&names)),
+            )
+            .why(
+                "Connections over the port fail or are not routed until a subnet manager sweeps the network.",
+            )
+            .seen(
+                format!("/sys/class/infiniband/{}/ports/{}", nic.name, port.number),
+                format!(
+                    "lid {:#x}, sm_lid {:#x}",
+                    port.lid.get().unwrap_or(0),
+                    port.sm_lid.get().unwrap_or(0)
+                ),
+            )
+            .fix("start a subnet manager on one node, or in the switch: `sudo systemctl start opensm`")
+            .root()
+            .slows()
+            .on(lost.iter().map(|(nic, _)| nic.name.clone())),
+        );
+    }
+}
+
 fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let mut slow = Vec::new();
     let mut below = Vec::new();
     let device = |nic: &Nic| nic.address.as_deref().and_then(|address| analysis.facts.pci_device(address));
-    // Adapters of one model should run alike; and a link of four lanes with fewer has lost some.
+    // Adapters of one model should run alike.
     let mut best: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     let model = |nic: &Nic| device(nic).map(|device| (device.vendor, device.device));
     for (nic, port) in hardware(analysis).filter(|(_, port)| port.is_active()) {
@@ -168,8 +202,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         {
             below.push((nic, port, rate, most, fast_slot));
         }
-        let lost_lanes = port.lanes.is_some_and(|lanes| lanes < 4) && !port.is_ethernet();
-        if rate < sibling * 0.99 || lost_lanes {
+        if rate < sibling * 0.99 || has_lost_lanes(port, rate) {
             slow.push((nic, port, rate, sibling));
         }
     }
@@ -178,7 +211,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let against = if sibling > rate {
             format!("while others of its model run at {sibling} Gb/s")
         } else {
-            format!("with {} of 4 lanes", port.lanes.unwrap_or(0))
+            format!("with {} of its lanes", port.lanes.unwrap_or(0))
         };
         found.push(
             Finding::new(
@@ -194,7 +227,10 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     port.lanes.map_or_else(|| "unknown".to_owned(), |lanes| lanes.to_string())
                 ),
             )
-            .fix("`mlxlink -d DEVICE -m`; reseat or replace the cable; compare the speed set in the switch")
+            .fix(format!(
+                "`{}`; reseat or replace the cable; compare the speed set in the switch",
+                each(&pci_addresses(slow.iter().map(|(nic, ..)| *nic)), "mlxlink -d {} -m")
+            ))
             .root()
             .slows()
             .on(slow.iter().map(|(nic, ..)| nic.name.clone())),
@@ -210,7 +246,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("The switch, its port or the cable may be older or set to a lower speed; some cards of this model have a lower rated speed.")
         .seen(format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number), format!("{rate} Gb/s"))
-        .fix("`mlxlink -d DEVICE -m`   (what the card supports, what the cable allows, what the switch offers)")
+        .fix(format!("`{}`   (what the card supports, what the cable allows, what the switch offers)", each(&pci_addresses(below.iter().map(|(nic, ..)| *nic)), "mlxlink -d {} -m")))
         .root();
         let finding = if severity == Severity::Warning { finding.slows() } else { finding };
         found.push(finding.on(below.iter().map(|(nic, ..)| nic.name.clone())));
@@ -237,6 +273,32 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
+/// Priority 3 without loss, by DSCP.
+const PFC: &str = "mlnx_qos -i {} --trust dscp --pfc 0,0,0,1,0,0,0,0";
+
+/// Names of the interfaces of ports; where one is not known, what finds it.
+fn netdevs<'a>(ports: impl Iterator<Item = (&'a Nic, &'a Port)>) -> Vec<String> {
+    let unknown = |nic: &Nic| format!("$(ls /sys/class/infiniband/{}/device/net)", nic.name);
+    ports
+        .map(|(nic, port)| port.netdev.as_ref().map_or_else(|| unknown(nic), |netdev| netdev.name.clone()))
+        .collect()
+}
+
+/// What mlxlink takes: PCI addresses.
+fn pci_addresses<'a>(nics: impl Iterator<Item = &'a Nic>) -> Vec<String> {
+    nics.map(|nic| nic.address.clone().unwrap_or_else(|| nic.name.clone())).collect()
+}
+
+/// Whether an InfiniBand link runs with fewer lanes than ports of its speed have: four, or two
+/// since HDR, where switches split a port (HDR100, NDR200).
+fn has_lost_lanes(port: &Port, rate: f64) -> bool {
+    /// Gb/s of one lane of HDR.
+    const HDR: f64 = 50.0;
+    let Some(lanes) = port.lanes.filter(|_| !port.is_ethernet()) else { return false };
+    let split = rate / f64::from(lanes.max(1)) >= HDR * 0.99;
+    lanes < if split { 2 } else { 4 }
+}
+
 /// Gb/s of the fastest card of a model, where all of them are one generation.
 fn made_for(vendor: u32, device: u32) -> Option<f64> {
     match (vendor, device) {
@@ -257,19 +319,12 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if let Some((nic, port)) = small.first() {
         let names: Vec<_> = small.iter().map(|(nic, port)| name(nic, port)).collect();
         let mtu = port.active_mtu.get().unwrap_or(0);
-        let full = Port { active_mtu: nobounce_topology::facts::Read::Yes(4096), ..(*port).clone() };
-        let loss = match (bandwidth::port(port), bandwidth::port(&full)) {
-            (Some(now), Some(could)) => {
-                format!("At best {now:.1} instead of {could:.1} GB/s, and four times as many packets.")
-            }
-            _ => "Costs 5 to 8 % of the bandwidth, and four times as many packets.".to_owned(),
-        };
         let finding = Finding::new(
             "mtu-small",
             Severity::Warning,
             format!("{}: RDMA packets carry only {mtu} bytes", list(&names)),
         )
-        .why(loss);
+        .why("Headers take a larger part of the link, and a message takes several times as many packets.");
         let finding = match &port.netdev {
             Some(netdev) if port.is_ethernet() => finding
                 .seen(
@@ -277,8 +332,8 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     netdev.mtu.get().map_or_else(|| "unread".to_owned(), |mtu| mtu.to_string()),
                 )
                 .fix(format!(
-                    "`sudo ip link set {} mtu 9000`   (and on every switch on the path)",
-                    netdev.name
+                    "`{}`   (and on every switch on the path)",
+                    each(&netdevs(small.iter().copied()), "sudo ip link set {} mtu 9000")
                 )),
             _ => finding
                 .seen(format!("ibv_devinfo -d {}", nic.name), format!("active_mtu {mtu}"))
@@ -337,7 +392,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("roce-flow-control", Severity::Info, format!("{}: {}", list(&names), if ecn_off { "neither PFC nor ECN is on" } else { "PFC is off, and ECN could not be read" }))
                 .why("No losses so far. With several senders, switches will drop packets, and each loss is expensive for RoCE.")
                 .seen("PFC, ECN", if ecn_off { "off, off" } else { "off, unread" })
-                .fix("`mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0`   (and the same priority in every switch)")
+                .fix(format!("`{}`   (and the same priority in every switch)", each(&netdevs(lossy.iter().map(|(nic, port, ..)| (*nic, *port))), PFC)))
                 .root()
                 .on(names),
         );
@@ -358,7 +413,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         }
         found.push(
             finding
-                .fix("`mlnx_qos -i INTERFACE --trust dscp --pfc 0,0,0,1,0,0,0,0`   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)")
+                .fix(format!("`{}`   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)", each(&netdevs(open.iter().copied()), PFC)))
                 .root()
                 .slows()
                 .on(names),

@@ -60,9 +60,9 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let severity = if some_work { Severity::Warning } else { Severity::Error };
         let finding = match id {
             "no-dev-infiniband" => Finding::new("no-dev-infiniband", severity, format!("{who}: /sys shows {}, but {why}", one_or(&hit, "it", "them")))
-                .why("NCCL and UCX cannot open the adapter and silently use TCP: a tenth of the bandwidth, ten times the latency.")
+                .why("NCCL and UCX cannot open the adapter and silently use TCP.")
                 .seen("/dev/infiniband", why.clone())
-                .fix("`docker run --device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1 ...`   (Kubernetes: an RDMA device plugin and its resource in the pod)"),
+                .fix("start the container with `--device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1`   (Kubernetes: an RDMA device plugin and its resource in the pod)"),
             "dev-permission" => Finding::new("dev-permission", severity, format!("{who}: {why}"))
                 .why("Unprivileged users cannot open the adapter: NCCL and UCX use TCP.")
                 .seen("open", why.clone())
@@ -71,11 +71,16 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             "device-cgroup" => Finding::new("device-cgroup", severity, format!("{who}: {why}"))
                 .why("The file exists, but the container's device cgroup denies it: a bind mount alone is not enough.")
                 .seen("open", why.clone())
-                .fix("`docker run --device /dev/infiniband/uverbs0 ...` instead of -v /dev/infiniband   (or --device-cgroup-rule 'c 231:* rwm')"),
+                .fix("start the container with `--device /dev/infiniband`, not with -v /dev/infiniband   (or --device-cgroup-rule 'c 231:* rwm')"),
             "no-libibverbs" => Finding::new("no-libibverbs", severity, "libibverbs is not installed here: programs cannot use the adapters")
                 .why("NCCL, UCX and libfabric load it at startup; without it they silently use TCP sockets.")
                 .seen("libibverbs.so.1", "not found")
                 .fix("`apt install libibverbs1 ibverbs-providers`   (dnf: libibverbs rdma-core; in the container's image)")
+                .root(),
+            "verbs-provider" => Finding::new("verbs-provider", severity, format!("{who}: libibverbs has no provider for {}", one_or(&hit, "it", "them")))
+                .why("The kernel shows the adapter and its file opens, but libibverbs does not list it: NCCL and UCX silently use TCP.")
+                .seen("ibv_get_device_list", why.clone())
+                .fix("`sudo apt install ibverbs-providers`   (dnf: rdma-core; in the container's image, in the version of its libibverbs)")
                 .root(),
             "no-uverbs" => Finding::new("no-uverbs", severity, format!("{who}: {why}"))
                 .why("User-space programs cannot use the adapter.")
@@ -115,7 +120,7 @@ fn connection_manager(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         ),
         _ => (
             "it does not exist",
-            "`docker run --device /dev/infiniband/rdma_cm ...`   (Kubernetes: the RDMA device plugin provides it with the adapter)",
+            "start the container with `--device /dev/infiniband/rdma_cm`   (Kubernetes: the RDMA device plugin provides it with the adapter)",
         ),
     };
     found.push(
@@ -138,7 +143,7 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let container = facts.is_container();
     let mut fixes: Vec<&str> = Vec::new();
     if container {
-        fixes.push("`docker run --ulimit memlock=-1:-1 --cap-add IPC_LOCK ...`");
+        fixes.push("start the container with `--ulimit memlock=-1:-1 --cap-add IPC_LOCK`");
         fixes.push("Kubernetes: IPC_LOCK has no effect for non-root users; set LimitMEMLOCK=infinity for containerd or CRI-O");
     } else {
         fixes.push("`echo '* soft memlock unlimited\n* hard memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf`   (log in again; for services LimitMEMLOCK=infinity)");
@@ -235,10 +240,10 @@ fn cpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     found.push(
         Finding::new("cpu-binding", Severity::Warning, "this process may run only on CPUs far from every GPU")
-            .why("Threads that post and poll cross the sockets for every message, and host buffers are in remote memory: latency rises by a third or more.")
+            .why("Threads that post and poll cross the sockets for every message, and host buffers are in remote memory.")
             .seen("/proc/self/status: Cpus_allowed_list", facts.process.cpus.known().cloned().unwrap_or_default())
             .seen("memory nodes of the GPUs", list(&placed.iter().map(|(_, node)| node.to_string()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()))
-            .fix(format!("`numactl --cpunodebind={0} --membind={0} PROGRAM`   (containers: --cpuset-cpus; Slurm: --cpu-bind)", placed[0].1))
+            .fix(format!("start the program with `numactl --cpunodebind={0} --membind={0}`   (containers: --cpuset-cpus; Slurm: --cpu-bind)", placed[0].1))
             .slows()
             .on(facts.gpus.iter().map(|gpu| gpu.address.clone())),
     );

@@ -3,11 +3,16 @@
 
 use std::collections::BTreeMap;
 
+use super::failed_step::FailedStep;
+use super::peer_module::PeerModule;
 use super::{list, one_or};
 use crate::finding::{Finding, Severity};
+use nobounce_topology::adapters;
 use nobounce_topology::analysis::{Analysis, Pair};
-use nobounce_topology::facts::GpuVendor;
+use nobounce_topology::facts::{GpuVendor, Registration};
+use nobounce_topology::gpudirect;
 use nobounce_topology::methods::Answer;
+use nobounce_topology::usable;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -17,9 +22,12 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     // Each cause once, with the pairs it concerns.
     let mut causes: BTreeMap<&'static str, Cause<'_>> = BTreeMap::new();
     for pair in analysis.pairs.iter().filter(|pair| !pair.nic.is_software()) {
-        for (answer, side) in
-            [(&pair.peermem, Side::Peermem), (&pair.export, Side::Gpu), (&pair.import, Side::Nic)]
-        {
+        for (answer, side) in [
+            (&pair.peermem, Side::Peermem),
+            (&pair.export, Side::Gpu),
+            (&pair.import, Side::Nic),
+            (&pair.register, Side::Nic),
+        ] {
             // A pair that is refused alone says nothing about the GPU's other methods: the other
             // pairs report those.
             let apart = pair.refused_alone() && !matches!(answer, Answer::No("registration-pair", _));
@@ -35,6 +43,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     for (id, cause) in &causes {
         found.extend(finding(analysis, id, cause));
     }
+    sizes(analysis, &mut found);
     unproven(analysis, &mut found);
     modules(analysis, &mut found);
     found
@@ -84,12 +93,17 @@ impl Cause<'_> {
     }
 }
 
-const STAGED: &str = "Without peer memory and dma-buf every byte is copied through host memory: a third to half of the bandwidth, and three to five times the latency of short messages.";
-const OTHER_WAY: &str = "The other method works here. Programs that support only this one (older NCCL, perftest without --use_cuda_dmabuf, NVSHMEM's IBGDA) still stage or fail.";
+const STAGED: &str = "Without peer memory and dma-buf every byte is copied through host memory.";
+const DMA_BUF_WORKS: &str = "dma-buf works here. Programs that support only peer memory (NCCL before 2.13, UCX before 1.14, perftest without --use_cuda_dmabuf) still stage or fail.";
+const PEER_MEMORY_WORKS: &str = "Peer memory works here, and NCCL, UCX and perftest use it. Only programs that need dma-buf (perftest with --use_cuda_dmabuf) fail.";
 
 fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Finding> {
     let severity = severity_of(analysis, id, cause);
-    let why = if severity == Severity::Info { OTHER_WAY } else { STAGED };
+    let why = match (severity, cause.side) {
+        (Severity::Info, Side::Peermem) => DMA_BUF_WORKS,
+        (Severity::Info, Side::Gpu | Side::Nic) => PEER_MEMORY_WORKS,
+        _ => STAGED,
+    };
     let case = Case { analysis, cause, severity, why, names: cause.devices() };
     if id == "registration-pair" {
         return Some(case.refused_pairs());
@@ -150,46 +164,60 @@ impl Case<'_> {
     fn peer_memory(&self, id: &str) -> Option<Finding> {
         Some(match id {
             "peermem-not-loaded" => self.peermem_not_loaded(),
-            "peermem-not-registered" => Finding::new("peermem-not-registered", self.severity, format!("nvidia_peermem is loaded but has no effect: {}", self.cause.why))
-                .why(format!("NCCL and UCX check only for the module's file: they will try it, and fail or stage. {}", self.why))
-                .seen("/sys/module/nvidia_peermem", "loaded")
-                .seen("/sys/kernel/mm/memory_peers", self.analysis.facts.kernel.peer_memory_clients.known().map_or_else(|| "unread".to_owned(), |c| if c.is_empty() { "no client".to_owned() } else { c.join(" ") }))
-                .fix("`sudo rmmod nvidia_peermem; sudo modprobe nvidia_peermem; sudo dmesg | tail`   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)")
-                .root(),
-            "peermem-no-api" => Finding::new("peermem-no-api", self.severity, "the kernel's ib_core has no peer-memory interface")
-                .why(self.why)
-                .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
-                .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
-                .root(),
-            "peermem-nic" => Finding::new("peermem-nic", self.severity, format!("the adapters' driver does not use peer memory: {}", self.cause.why))
+            "peermem-not-registered" => self.peermem_not_registered(),
+            "peermem-no-api" => Finding::new(
+                "peermem-no-api",
+                self.severity,
+                "the kernel's ib_core has no peer-memory interface",
+            )
+            .why(self.why)
+            .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
+            .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
+            .root(),
+            "peermem-nic" => Finding::new("peermem-nic", self.severity, self.cause.why.to_owned())
                 .why(format!("A loaded and registered module has no effect for these adapters. {}", self.why))
-                .seen("driver", self.cause.why)
-                .fix("use the vendor's method: PSM2 or PSM3 with CUDA for Omni-Path (NCCL_NET with its plugin), dma-buf for the others"),
+                .seen("driver", self.driver())
+                .fix("use dma-buf, or the vendor's library"),
             "peermem-amd" => self.peermem_amd(),
             _ => return None,
         })
     }
 
-    /// The module nvidia_peermem is not loaded.
-    fn peermem_not_loaded(&self) -> Finding {
+    /// The module is loaded and does nothing.
+    fn peermem_not_registered(&self) -> Finding {
         let facts = self.analysis.facts;
-        let installed =
-            facts.kernel.installed.known().map(|list| list.iter().any(|name| name == "nvidia_peermem"));
-        let finding = Finding::new("peermem-not-loaded", self.severity, "nvidia_peermem is not loaded")
-            .why(self.why)
-            .seen("/sys/module/nvidia_peermem", "not there");
-        match (facts.is_container(), installed, facts.kernel.peer_memory_api.get()) {
-            (true, ..) => finding.fix("on the host (not in the container): `sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`").root(),
-            (_, Some(false), _) => finding
-                .seen(format!("/lib/modules/{}", facts.kernel.release), "no nvidia_peermem")
-                .fix("it is not installed for this kernel: reinstall the NVIDIA driver after OFED/DOCA, so that it finds the headers of ib_core; then `sudo modprobe nvidia_peermem`")
-                .root(),
-            (_, _, Some(false)) => finding
-                .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
-                .fix("ib_core has no peer-memory interface: install DOCA-OFED and reinstall the NVIDIA driver, or use the open kernel module, whose dma-buf needs neither")
-                .root(),
-            _ => finding.fix("`sudo modprobe nvidia_peermem && echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`").root(),
+        let clients = facts.kernel.peer_memory_clients.known().map_or_else(
+            || "unread".to_owned(),
+            |clients| if clients.is_empty() { "no client".to_owned() } else { clients.join(" ") },
+        );
+        let title = format!("the peer-memory module is loaded but has no effect: {}", self.cause.why);
+        let finding = Finding::new("peermem-not-registered", self.severity, title)
+            .why(format!(
+                "NCCL and UCX check only for the module's file: they will try it, and fail or stage. {}",
+                self.why
+            ))
+            .seen("/sys/module/nvidia_peermem", "loaded")
+            .seen("/sys/kernel/mm/memory_peers", clients);
+        let module = PeerModule(facts);
+        if module.has_no_interface() {
+            // Loading it again cannot help.
+            return module.fix(finding);
         }
+        let (name, place) =
+            (module.name(), if facts.is_container() { "on the host, not in the container: " } else { "" });
+        finding
+            .fix(format!("{place}`sudo rmmod {name}; sudo modprobe {name}; sudo dmesg | tail`   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)"))
+            .root()
+    }
+
+    /// No module for peer memory is loaded.
+    fn peermem_not_loaded(&self) -> Finding {
+        let module = PeerModule(self.analysis.facts);
+        let name = module.name();
+        let finding = Finding::new("peermem-not-loaded", self.severity, format!("{name} is not loaded"))
+            .why(self.why)
+            .seen(format!("/sys/module/{name}"), "not there");
+        module.fix(finding)
     }
 
     /// The driver amdgpu does not register with ib_core.
@@ -224,13 +252,8 @@ impl Case<'_> {
             "gpu-too-old" => Finding::new("gpu-too-old", self.severity, format!("{}: older than Turing, so the open module does not support {} and dma-bufs are unavailable", list(&self.names), one_or(&self.names, "it", "them")))
                 .why(self.why)
                 .seen("compute capability", self.cause.pairs.first().and_then(|pair| pair.gpu.compute_capability.get()).map_or_else(String::new, |cc| format!("{}.{}", cc / 10, cc % 10)))
-                .fix("use nvidia_peermem for this GPU: `sudo modprobe nvidia_peermem`")
-                .root(),
-            "dmabuf-export" => Finding::new("dmabuf-export", self.severity, format!("{}: memory cannot be exported as a dma-buf", list(&self.names)))
-                .why(self.why)
-                .seen("cuMemGetHandleForAddressRange", self.cause.why)
-                .fix("use the open kernel module, 515 or newer, with a driver library for CUDA 11.7 or newer; virtual GPUs need support in the host's driver")
-                .root(),
+                .fix("a Turing or newer GPU; this one registers by peer memory only"),
+            "dmabuf-export" => self.failed(FailedStep::export)?,
             _ => return None,
         })
     }
@@ -251,7 +274,7 @@ impl Case<'_> {
             "kernel-too-old" => Finding::new("kernel-too-old", self.severity, format!("{}: its verbs do not support dma-buf", self.cause.why))
                 .why(self.why)
                 .seen("uname -r", self.analysis.facts.kernel.release.clone())
-                .fix("use kernel 5.12 or newer, or OFED/DOCA's drivers, or nvidia_peermem")
+                .fix("use kernel 5.12 or newer, or OFED/DOCA's drivers")
                 .reboot(),
             _ => return None,
         })
@@ -260,18 +283,55 @@ impl Case<'_> {
     /// The verbs library or the adapter takes no dma-bufs.
     fn import(&self, id: &str) -> Option<Finding> {
         Some(match id {
-            "verbs-too-old" => Finding::new("verbs-too-old", self.severity, "libibverbs is older than rdma-core 34: it has no ibv_reg_dmabuf_mr")
-                .why(self.why)
-                .seen("libibverbs.so.1", "no ibv_reg_dmabuf_mr")
-                .fix("install rdma-core 34 or newer (in the container's image, too)")
-                .root(),
-            "dmabuf-nic" => Finding::new("dmabuf-nic", self.severity, format!("{} {} no dma-bufs", list(&self.names), one_or(&self.names, "takes", "take")))
-                .why(format!("The driver in this kernel does not implement it, or the kernel is too old. {}", self.why))
-                .seen(format!("ibv_reg_dmabuf_mr on {}", self.names.first().map_or("", String::as_str)), self.cause.why)
-                .fix("upgrade the adapter's driver (DOCA-OFED 5.6 or newer, or kernel 5.12 and newer for mlx5), or use nvidia_peermem")
-                .root(),
+            "verbs-too-old" => Finding::new(
+                "verbs-too-old",
+                self.severity,
+                "libibverbs is older than rdma-core 34: it has no ibv_reg_dmabuf_mr",
+            )
+            .why(self.why)
+            .seen("libibverbs.so.1", "no ibv_reg_dmabuf_mr")
+            .fix("install rdma-core 34 or newer (in the container's image, too)")
+            .root(),
+            "nic-no-dmabuf" => self.adapter_type(),
+            "dmabuf-nic" => self
+                .failed(FailedStep::import)
+                .or_else(|| self.failed(|pair| FailedStep::register(self.analysis.facts, pair)))?,
+            "dmabuf-register" => self.failed(|pair| FailedStep::register(self.analysis.facts, pair))?,
             _ => return None,
         })
+    }
+
+    /// The finding of a failed step, from the first pair whose facts show it.
+    fn failed(&self, step: impl Fn(&Pair<'_>) -> Option<FailedStep>) -> Option<Finding> {
+        let step = self.cause.pairs.iter().find_map(|pair| step(pair))?;
+        Some(step.finding(self.severity, &self.names, self.why))
+    }
+
+    /// An adapter whose type has no dma-buf.
+    fn adapter_type(&self) -> Finding {
+        let neither = self.cause.pairs.iter().all(|pair| adapters::without_peer_memory(pair.nic).is_some());
+        let finding = Finding::new(
+            "nic-no-dmabuf",
+            self.severity,
+            format!("{}: {}", list(&self.names), self.cause.why),
+        )
+        .seen("driver", self.driver());
+        if neither {
+            finding
+                .why("Its verbs have neither dma-buf nor peer memory: no driver, module or IOMMU setting changes that. Programs on verbs stage GPU memory.")
+                .fix("Omni-Path: use PSM2 with CUDA (libpsm2 built with PSM_CUDA) or libfabric's opx provider, by NCCL's OFI plugin or Open MPI's ofi; otherwise stage")
+        } else {
+            finding
+                .why(format!(
+                    "No kernel and no version of rdma-core adds it: only peer memory is left. {}",
+                    self.why
+                ))
+                .fix("use peer memory")
+        }
+    }
+
+    fn driver(&self) -> String {
+        self.cause.pairs.first().and_then(|pair| pair.nic.driver.clone()).unwrap_or_default()
     }
 }
 
@@ -286,6 +346,33 @@ fn module_line(analysis: &Analysis<'_>) -> String {
     })
 }
 
+/// Pairs that register little memory and refuse more.
+fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let all = &analysis.facts.registrations;
+    let smaller = |failed: &Registration| {
+        let works = |r: &&Registration| {
+            r.probe.ok
+                && r.bytes < failed.bytes
+                && (&r.gpu, &r.nic, &r.way) == (&failed.gpu, &failed.nic, &failed.way)
+        };
+        all.iter().filter(works).map(|r| r.bytes).max()
+    };
+    let hit: Vec<_> =
+        all.iter().filter(|r| !r.probe.ok).filter_map(|failed| Some((failed, smaller(failed)?))).collect();
+    let Some((first, works)) = hit.first() else { return };
+    let mut names: Vec<String> = hit.iter().map(|(failed, _)| failed.gpu.clone()).collect();
+    names.dedup();
+    let (works, fails) = (super::bytes(*works), super::bytes(first.bytes));
+    found.push(
+        Finding::new("registration-size", Severity::Warning, format!("{}: {works} of memory can be registered, {fails} cannot", list(&names)))
+            .why("Programs that register large buffers fail although a test with a small one works: BAR1, the limit of locked memory, or the adapter's tables are too small.")
+            .seen(format!("{} of {fails} with {}", first.way, first.nic), first.probe.detail.clone())
+            .fix("`nvidia-smi -q -d MEMORY | grep -A3 BAR1; ulimit -l`")
+            .slows()
+            .on(names),
+    );
+}
+
 /// No method is proven, and none is refused for certain.
 fn unproven(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let open: Vec<&Pair<'_>> = analysis
@@ -295,6 +382,11 @@ fn unproven(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             !pair.nic.is_software() && pair.proven.is_none() && !pair.dma_buf() && !pair.peermem.is_yes()
         })
         .filter(|pair| !(pair.no_dma_buf() && pair.peermem.is_no()))
+        // A GPU or an adapter that cannot be used at all has its own finding.
+        .filter(|pair| !gpudirect::waits_for_fabric(pair.gpu))
+        .filter(|pair| {
+            !usable::gpu(analysis.facts, pair.gpu).is_no() && !usable::nic(analysis.facts, pair.nic).is_no()
+        })
         .collect();
     let Some(first) = open.first() else { return };
     let mut reasons: Vec<String> = Vec::new();
@@ -328,7 +420,7 @@ fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         return;
     }
     let loaded = |name: &str| kernel.is_loaded(name) == Some(true);
-    if loaded("nv_peer_mem") {
+    if loaded("nv_peer_mem") && PeerModule(facts).name() == "nvidia_peermem" {
         let both = loaded("nvidia_peermem");
         let title = if both {
             "nv_peer_mem and nvidia_peermem are both loaded"

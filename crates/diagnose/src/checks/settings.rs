@@ -5,7 +5,6 @@ use crate::finding::{Finding, Severity};
 use crate::names::Filter;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Port, Variable};
-use nobounce_topology::platform::Platform;
 
 /// A finding about a variable: where it is set, and how to undo it.
 pub(super) fn set(finding: Finding, variable: Variable<'_>) -> Finding {
@@ -53,6 +52,7 @@ pub(super) fn too_old(
                 },
             )
             .fix(format!("use a current {library} (in the image or the Python environment, too)"))
+            .stages()
             .on(names),
     )
 }
@@ -71,7 +71,7 @@ pub(super) fn dma_buf_off(
         (Severity::Error, "Peer memory is not available either: GPU memory is staged through the host.")
     };
     let title = format!("{variable} keeps {library} from registering by dma-buf");
-    set(Finding::new(id, severity, title).why(why), variable)
+    set(Finding::new(id, severity, title).why(why).stages(), variable)
 }
 
 /// GPUs whose nearest adapters a list of names leaves out.
@@ -119,19 +119,10 @@ pub(super) fn left_out(
 
 /// Relaxed ordering switched off by a variable.
 pub(super) fn relaxed(analysis: &Analysis<'_>, variable: Variable<'_>) -> Finding {
-    let platform = Platform::of(&analysis.facts.machine.cpu);
-    let loss = platform.strict_order().map_or_else(
-        || "Writes in strict order wait for each other: up to half of the bandwidth is lost.".to_owned(),
-        |limit| {
-            format!(
-                "On {} writes in strict order are limited to about {limit:.0} GB/s, regardless of the link.",
-                platform.name()
-            )
-        },
-    );
     let names: Vec<_> =
         analysis.facts.nics.iter().filter(|nic| !nic.is_software()).map(|nic| nic.name.clone()).collect();
     let title = format!("{variable} disables relaxed ordering");
-    let finding = Finding::new("relaxed-ordering-env", Severity::Warning, title).why(loss);
+    let finding = Finding::new("relaxed-ordering-env", Severity::Warning, title)
+        .why("Writes in strict order wait for each other, whatever the link could carry.");
     set(finding, variable).slows().on(names)
 }

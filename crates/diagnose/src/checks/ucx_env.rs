@@ -28,7 +28,7 @@ fn transports(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if !allowed.ib {
         found.push(set(
             Finding::new("ucx-tls-no-ib", Severity::Error, format!("{variable} excludes the adapters"))
-                .why("UCX uses TCP or shared memory only, without any error, at a tenth of the bandwidth."),
+                .why("UCX uses TCP or shared memory only, without any error."),
             variable,
         ));
     }
@@ -61,7 +61,11 @@ fn devices(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .into_iter()
         .filter(|name| analysis.facts.nics.iter().any(|nic| nic.name == *name))
         .collect();
-    if let Some(first) = bare.first() {
+    if !bare.is_empty() {
+        let name = |name: &str| {
+            if bare.contains(&name.trim()) { format!("{}:1", name.trim()) } else { name.to_owned() }
+        };
+        let with_ports = variable.value.split(',').map(name).collect::<Vec<_>>().join(",");
         found.push(
             Finding::new(
                 "ucx-devices-port",
@@ -70,7 +74,7 @@ fn devices(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("UCX expects adapter names with their port: a name alone matches nothing.")
             .seen(variable.source, format!("UCX_NET_DEVICES={}", variable.value))
-            .fix(format!("UCX_NET_DEVICES with {first}:1")),
+            .fix(format!("`UCX_NET_DEVICES={with_ports}`")),
         );
     }
     found.extend(left_out(analysis, variable, &filter, "ucx-devices-far", "UCX"));
@@ -146,16 +150,13 @@ fn old_default(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         return;
     }
     let (major, minor) = version;
-    let limit = platform.strict_order().unwrap_or_default();
     found.push(
         Finding::new(
             "ucx-relaxed-default",
             Severity::Warning,
             format!("UCX {major}.{minor} does not use relaxed ordering on {}", platform.name()),
         )
-        .why(format!(
-            "Writes in strict order reach about {limit:.0} GB/s there, with relaxed ordering the link's rate."
-        ))
+        .why("Writes in strict order wait for each other there, whatever the link could carry.")
         .seen("UCX", format!("{major}.{minor}"))
         .seen("processor", facts.machine.cpu.name.clone())
         .fix(format!("`UCX_IB_PCI_RELAXED_ORDERING=on`   (or UCX {}.{} and newer)", since.0, since.1)),

@@ -2,6 +2,8 @@
 //!
 //! Read line by line in bounded memory: a log of many ranks and many hours may have gigabytes.
 
+mod fabric;
+mod fatal;
 mod lines;
 mod nccl;
 mod report;
@@ -11,9 +13,11 @@ use std::io::{self, BufRead};
 
 use serde::Serialize;
 
+pub use fabric::FabricLog;
+pub use fatal::Fatal;
 pub use lines::MAX_LINE;
 pub use nccl::{NcclLog, Rank, Transport};
-pub use report::{LogReport, LogRow, join_nccl, join_ucx};
+pub use report::{LogReport, LogRow, join_fabric, join_nccl, join_ucx};
 pub use ucx::{UcxLog, UcxUse};
 
 /// Distinct entries that are kept of each kind. Further ones are only counted.
@@ -26,6 +30,56 @@ pub struct Seen {
     pub count: u64,
     /// The first line.
     pub example: String,
+}
+
+impl Seen {
+    fn take(&mut self, line: &str) {
+        self.count += 1;
+        if self.example.is_empty() {
+            self.example = line.trim().chars().take(200).collect();
+        }
+    }
+}
+
+/// What the output of one program says, whichever libraries wrote it.
+#[derive(Clone, Debug, Default)]
+pub struct Logs {
+    /// Lines, of any program.
+    pub lines: u64,
+    /// NCCL's.
+    pub nccl: NcclLog,
+    /// UCX's.
+    pub ucx: UcxLog,
+    /// libfabric's.
+    pub fabric: FabricLog,
+}
+
+impl Logs {
+    /// Takes one line.
+    pub fn take(&mut self, line: &str) {
+        self.lines += 1;
+        self.nccl.take(line);
+        self.ucx.take(line);
+        self.fabric.take(line);
+    }
+}
+
+/// Calls `take` with each line of a log; longer ones than [`MAX_LINE`] are cut.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn each_line(log: impl BufRead, take: impl FnMut(&str)) -> io::Result<()> {
+    lines::each(log, |_| {}, take)
+}
+
+/// Reads a log of libfabric's to its end.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn read_fabric(log: impl BufRead, progress: impl FnMut(u64)) -> io::Result<FabricLog> {
+    let mut found = FabricLog::default();
+    lines::each(log, progress, |line| found.take(line))?;
+    Ok(found)
 }
 
 /// Reads a log to its end. `progress` gets the number of bytes read, from time to time.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{MAX_KEPT, Seen};
+use super::{MAX_KEPT, Seen, fatal};
 
 /// How a connection goes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -68,13 +68,15 @@ pub struct NcclLog {
     pub networks: BTreeMap<(String, String), u64>,
     /// Warnings that matter, by what they mean.
     pub problems: BTreeMap<&'static str, Seen>,
+    /// Fatal completions by their status.
+    pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
     /// What did not fit into memory any more.
     pub forgotten: u64,
     pub(super) links: BTreeMap<Link, u64>,
 }
 
 /// What a text in a warning means, and what to look at.
-const PROBLEMS: [(&str, &str); 22] = [
+const PROBLEMS: [(&str, &str); 15] = [
     ("No device found", "no RDMA adapter found: NCCL uses sockets"),
     ("Unable to open device", "an adapter failed to open"),
     ("ibv_open_device failed", "an adapter failed to open"),
@@ -86,24 +88,17 @@ const PROBLEMS: [(&str, &str); 22] = [
     ("ibv_create_qp failed", "a queue could not be created: usually the limit of locked memory"),
     ("ibv_modify_qp failed", "a connection failed: usually the GID index or the network"),
     ("Disabled for GPU", "a GPU and an adapter are farther apart than NCCL_NET_GDR_LEVEL allows"),
-    ("RETRY_EXC_ERR", "retries exceeded: packets are lost, or the address (GID) is wrong"),
-    ("LOC_PROT_ERR", "local protection error: memory not accessible; IOMMU or ACS"),
-    ("with error 12,", "retries exceeded: packets are lost, or the address (GID) is wrong"),
-    ("with error 4,", "local protection error: memory not accessible; IOMMU or ACS"),
-    ("status=12", "retries exceeded: packets are lost, or the address (GID) is wrong"),
-    ("status=4", "local protection error: memory not accessible; IOMMU or ACS"),
-    ("status=10", "remote access error: memory beyond its registration"),
-    ("status=5", "flushed after an earlier error: look for the first error"),
     ("IBV_EVENT_QP_FATAL", "an adapter reported a fatal error"),
     ("IBV_EVENT_PORT_ERR", "a port went down"),
     ("ACS is enabled", "NCCL suspects ACS"),
+    ("unhandled cuda error", "a call of CUDA failed"),
 ];
 
 impl NcclLog {
     /// Takes one line. Several ranks may have written into it at once.
     pub(super) fn take(&mut self, line: &str) {
         // Cheap first: most lines of a job's log are not NCCL's.
-        let Some(first) = line.find("NCCL ") else { return };
+        let Some(first) = line.find("NCCL ") else { return self.old_line(line) };
         let mut rest = &line[first..];
         let mut before = &line[..first];
         loop {
@@ -115,6 +110,18 @@ impl NcclLog {
             let Some(next) = next else { break };
             before = part;
             rest = &rest[next..];
+        }
+    }
+
+    /// NCCL before 2.3 wrote no name: `host:10:20 [4] INFO 3 -> 12 via NET/IB/0/GDRDMA`.
+    fn old_line(&mut self, line: &str) {
+        for level in ["] INFO ", "] WARN "] {
+            let Some(at) = line.find(level) else { continue };
+            let before = line[..at].rsplit_once('[').map_or("", |(before, _)| before);
+            // A clock looks like a host with numbers.
+            if host(before).contains(|c: char| c.is_ascii_alphabetic()) {
+                self.message(before, &format!("NCCL {}", &line[at + 2..]));
+            }
         }
     }
 
@@ -152,18 +159,21 @@ impl NcclLog {
             keep(&mut self.variables, key, name.trim().to_owned(), &mut self.forgotten);
         } else if let Some(at) = text.find("GPU Direct RDMA ") {
             self.direct(host, &text[at + 16..]);
+        } else if let Some(name) = text.strip_prefix("Assigned NET plugin ") {
+            let name = name.trim_end_matches(" to comm").trim();
+            count(&mut self.networks, (host.to_owned(), name.to_owned()), &mut self.forgotten);
         } else if let Some(name) = text.strip_prefix("Using network ") {
             count(&mut self.networks, (host.to_owned(), name.trim().to_owned()), &mut self.forgotten);
+        }
+        if let Some(status) = fatal::status(text).filter(|_| warns) {
+            self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(text);
+            return;
         }
         let problem = PROBLEMS.iter().find(|(words, _)| text.contains(words));
         if let Some((_, meaning)) = problem.filter(|(words, _)| {
             warns || ["found", "open", "EVENT", "Disabled"].iter().any(|plain| words.contains(plain))
         }) {
-            let seen = self.problems.entry(meaning).or_default();
-            seen.count += 1;
-            if seen.example.is_empty() {
-                seen.example = text.chars().take(200).collect();
-            }
+            self.problems.entry(meaning).or_default().take(text);
         }
     }
 

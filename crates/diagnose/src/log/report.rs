@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{NcclLog, Seen, UcxLog};
+use super::{FabricLog, Fatal, NcclLog, Seen, UcxLog, fatal};
 use crate::diagnosis::Diagnosis;
 use crate::finding::Severity;
 use crate::verdict::PathKind;
@@ -25,6 +25,8 @@ pub struct LogReport {
     pub not_direct: Vec<LogRow>,
     /// What went wrong, by what it means.
     pub problems: Vec<(String, Seen)>,
+    /// Fatal completions, with the findings of this machine that can be the cause.
+    pub fatal: Vec<Fatal>,
     /// Findings on this machine that explain it.
     pub findings: Vec<&'static str>,
     /// Settings that the log names and that matter.
@@ -86,10 +88,11 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
     report.settings = defeating_settings(log);
     report.problems =
         log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
+    report.fatal = fatals(&log.fatal, diagnosis);
     nccl_notes(&mut report, log, facts, &ours);
     let lost = report.totals.get("staged").copied().unwrap_or(0)
         + report.totals.get("sockets").copied().unwrap_or(0);
-    report.direct_is_lost = lost > 0;
+    report.direct_is_lost = lost > 0 || !report.fatal.is_empty();
     explain(
         &mut report,
         diagnosis,
@@ -192,9 +195,9 @@ fn defeating_settings(log: &NcclLog) -> Vec<String> {
 fn nccl_notes(report: &mut LogReport, log: &NcclLog, facts: &Facts, ours: &dyn Fn(&str) -> bool) {
     if log.links.is_empty() {
         report.notes.push(if log.lines == 0 {
-            "no NCCL lines found: run with NCCL_DEBUG=INFO".to_owned()
+            "no line of NCCL's was recognised: the log may be another program's, in another file (NCCL_DEBUG_FILE), or without NCCL_DEBUG=INFO".to_owned()
         } else {
-            "NCCL logged no connection: run with NCCL_DEBUG=INFO, and NCCL_DEBUG_SUBSYS unset or with INIT,NET,GRAPH".to_owned()
+            "the log has no connection of NCCL's that is recognised here: NCCL_DEBUG=INFO writes them, unless NCCL_DEBUG_SUBSYS leaves out INIT, NET or GRAPH".to_owned()
         });
     }
     let mut elsewhere: Vec<&str> = report
@@ -261,7 +264,7 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
         *report.totals.entry(kind).or_default() += count;
         // Short messages are always copied; it is the long ones that count.
         let long = used.range.ends_with("inf") || used.range.contains('K') || used.range.contains('M');
-        if kind == "sockets" || (kind == "staged" && long) {
+        if kind == "sockets" || (kind == "staged" && (long || used.is_emulated())) {
             let adapter = used
                 .lane
                 .split('/')
@@ -305,16 +308,27 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
         }
     }
     report.notes.truncate(32);
+    let emulated = log.uses.keys().filter(|used| used.is_emulated()).count();
+    if emulated > 0 {
+        report.notes.push(format!(
+            "{} by software emulation: the lane has no RDMA for the operation, so UCX sends messages that the other CPU carries out; this outweighs a verdict of direct",
+            times(emulated as u64)
+        ));
+    }
     if log.uses.is_empty() {
-        report.notes.push(
-            "UCX logged no protocol for GPU memory: run with UCX_PROTO_INFO=y UCX_LOG_LEVEL=info".to_owned(),
-        );
+        report.notes.push(if log.lines == 0 {
+            "no line of UCX's was recognised: the log may be another program's, or in another file (UCX_LOG_FILE)".to_owned()
+        } else {
+            "the log has no protocol for GPU memory: UCX_PROTO_INFO=y UCX_LOG_LEVEL=info writes them".to_owned()
+        });
     }
     if log.forgotten > 0 {
         report.notes.push(format!("{} entries were dropped: too many to keep", log.forgotten));
     }
     report.problems = log.problems.values().map(|seen| (seen.example.clone(), seen.clone())).collect();
-    report.direct_is_lost = !report.not_direct.is_empty() || (tcp > 0 && rdma == 0);
+    report.fatal = fatals(&log.fatal, diagnosis);
+    report.direct_is_lost =
+        !report.not_direct.is_empty() || (tcp > 0 && rdma == 0) || !report.fatal.is_empty();
     explain(
         &mut report,
         diagnosis,
@@ -326,13 +340,63 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
     report
 }
 
+/// Fatal completions with their possible causes here.
+fn fatals(found: &BTreeMap<u32, (fatal::Status, Seen)>, diagnosis: &Diagnosis) -> Vec<Fatal> {
+    let causes = || {
+        let grave = diagnosis.findings.iter().filter(|finding| finding.severity > Severity::Info);
+        grave.map(|finding| finding.id)
+    };
+    found.values().map(|(status, seen)| Fatal::of(*status, seen.clone(), causes())).collect()
+}
+
+/// A log of libfabric's with what is known of this machine.
+#[must_use]
+pub fn join_fabric(log: &FabricLog, diagnosis: &Diagnosis) -> LogReport {
+    let mut report = LogReport { program: "libfabric", lines: log.lines, ..LogReport::default() };
+    report.fatal = fatals(&log.fatal, diagnosis);
+    report.problems =
+        log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
+    for (provider, count) in &log.providers {
+        let tcp =
+            ["tcp", "sockets", "udp", "net"].iter().any(|name| provider.split(';').any(|part| part == *name));
+        let kind = if tcp { "sockets" } else { "selected" };
+        *report.totals.entry(kind).or_default() += count;
+        report.notes.push(format!("provider {provider} was selected {}", times(*count)));
+    }
+    if log.lines == 0 {
+        report
+            .notes
+            .push("no line of libfabric's was recognised: FI_LOG_LEVEL=warn or more writes them".to_owned());
+    }
+    let gdr_off =
+        log.problems.keys().any(|meaning| meaning.contains("GPUDirect off") || meaning.contains("emulates"));
+    report.direct_is_lost = gdr_off || report.totals.contains_key("sockets") || !report.fatal.is_empty();
+    explain(
+        &mut report,
+        diagnosis,
+        &[
+            "env-off",
+            "efa",
+            "nccl-efa",
+            "no-dev",
+            "dev",
+            "verbs-provider",
+            "memlock",
+            "dmabuf",
+            "peermem",
+            "closed",
+        ],
+    );
+    report
+}
+
 /// Findings above information that can be a cause.
 fn explain(report: &mut LogReport, diagnosis: &Diagnosis, causes: &[&str]) {
     if report.direct_is_lost {
         report.findings = diagnosis
             .findings
             .iter()
-            .filter(|finding| finding.severity >= Severity::Unknown || finding.id == "nccl-distance")
+            .filter(|finding| finding.severity >= Severity::Unknown)
             .filter(|finding| causes.iter().any(|begin| finding.id.starts_with(begin)))
             .map(|finding| finding.id)
             .collect();
@@ -402,6 +466,21 @@ impl LogReport {
             let _ = writeln!(out, "  {}: {meaning}", times(seen.count));
             if !seen.example.is_empty() && seen.example != *meaning {
                 let _ = writeln!(out, "      {}", seen.example);
+            }
+        }
+        for fatal in &self.fatal {
+            let _ = writeln!(
+                out,
+                "  {}: fatal completion {} ({}): {}",
+                times(fatal.seen.count),
+                fatal.status,
+                fatal.name,
+                fatal.meaning
+            );
+            let _ = writeln!(out, "      {}", fatal.seen.example);
+            if !fatal.findings.is_empty() {
+                let _ =
+                    writeln!(out, "      findings here that can be the cause: {}", fatal.findings.join(", "));
             }
         }
         if !self.findings.is_empty() {

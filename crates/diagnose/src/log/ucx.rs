@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{MAX_KEPT, Seen};
+use super::{MAX_KEPT, Seen, fatal};
 
 /// How messages from or into GPU memory go.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -23,7 +23,13 @@ impl UcxUse {
     /// Whether the adapter reads or writes GPU memory by itself.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.is_network() && self.protocol.contains("zero-copy") && !self.is_staged()
+        self.is_network() && self.protocol.contains("zero-copy") && !self.is_staged() && !self.is_emulated()
+    }
+
+    /// Whether UCX carries out the operation by messages, for want of RDMA on the lane.
+    #[must_use]
+    pub fn is_emulated(&self) -> bool {
+        self.protocol.contains("software emulation")
     }
 
     /// Whether bytes are copied through host memory.
@@ -61,6 +67,8 @@ pub struct UcxLog {
     pub detected: BTreeMap<(String, String), bool>,
     /// Errors and warnings, by their text.
     pub problems: BTreeMap<String, Seen>,
+    /// Fatal completions by their status.
+    pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
     /// What did not fit into memory any more.
     pub forgotten: u64,
     operation: String,
@@ -76,7 +84,12 @@ impl UcxLog {
         let (level, text) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let text = text.trim();
         match level {
-            "ERROR" | "FATAL" | "WARN" => self.problem(text),
+            "ERROR" | "FATAL" | "WARN" => match fatal::status(&format!("error {text}")) {
+                Some(status) => {
+                    self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(text);
+                }
+                None => self.problem(text),
+            },
             "DEBUG" | "DIAG" | "INFO" | "TRACE" => {}
             _ => return,
         }

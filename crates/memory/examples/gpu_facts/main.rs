@@ -76,7 +76,7 @@ fn devices(_: &Arc<Gpu>) -> Answer {
             gpu.total_memory() >> 20
         );
         println!(
-            "  GPUDirect RDMA {}, with VMM {}, dma-buf {}, writes ordering {}, primary context active {}",
+            "  GPUDirect RDMA {:?}, with VMM {:?}, dma-buf {:?}, writes ordering {}, primary context active {}",
             gpu.gpu_direct_rdma(),
             gpu.gpu_direct_rdma_with_vmm(),
             gpu.dma_buf(),

@@ -33,7 +33,8 @@ impl GpuBuffer {
         // VMM memory belongs to no context and is no witness of one.
         let kept = KeptContext::new(gpu.driver(), context, None)?;
         gpu.driver().in_context(context, |api| {
-            let prop = AllocationProp::device(gpu.ordinal(), true, gpu.gpu_direct_rdma_with_vmm());
+            let prop =
+                AllocationProp::device(gpu.ordinal(), true, gpu.gpu_direct_rdma_with_vmm() == Some(true));
             let mut granularity = 0;
             // SAFETY: the call reads the properties and writes one size.
             unsafe { api.mem_granularity(&raw mut granularity, &raw const prop, 0) }?;

@@ -25,9 +25,9 @@ pub struct Gpu {
     minor: Option<u32>,
     bar1_size: Option<u64>,
     total_memory: u64,
-    gpu_direct_rdma: bool,
-    gpu_direct_rdma_with_vmm: bool,
-    dma_buf: bool,
+    gpu_direct_rdma: Option<bool>,
+    gpu_direct_rdma_with_vmm: Option<bool>,
+    dma_buf: Option<bool>,
     writes_ordering: u32,
     /// The primary context once it is retained, and its identity.
     primary: Mutex<Option<(Context, u64)>>,
@@ -82,13 +82,15 @@ impl Gpu {
         let mut total = 0;
         // SAFETY: the call writes one size.
         unsafe { api.device_total_mem(&raw mut total, device) }?;
-        // An attribute that an old driver does not know is a property that the GPU does not have.
+        // An old driver refuses attributes that it does not know: that says nothing about the GPU.
         let attribute = |which: c_uint| {
             let mut value = 0;
             // SAFETY: the call writes one int.
             unsafe { api.device_attribute(&raw mut value, which, device) }
-                .map_or(0, |()| u32::try_from(value).unwrap_or(0))
+                .ok()
+                .and_then(|()| u32::try_from(value).ok())
         };
+        let flag = |which: c_uint| attribute(which).map(|value| value != 0);
         Ok(Self {
             driver,
             ordinal,
@@ -99,10 +101,11 @@ impl Gpu {
             bar1_size: bar1_size_of(&pci_address),
             pci_address,
             total_memory: u64::try_from(total).unwrap_or(u64::MAX),
-            gpu_direct_rdma: attribute(consts::ATTRIBUTE_GPU_DIRECT_RDMA) != 0,
-            gpu_direct_rdma_with_vmm: attribute(consts::ATTRIBUTE_RDMA_WITH_VMM) != 0,
-            dma_buf: attribute(consts::ATTRIBUTE_DMA_BUF) != 0,
-            writes_ordering: attribute(consts::ATTRIBUTE_RDMA_WRITES_ORDERING),
+            gpu_direct_rdma: flag(consts::ATTRIBUTE_GPU_DIRECT_RDMA),
+            gpu_direct_rdma_with_vmm: flag(consts::ATTRIBUTE_RDMA_WITH_VMM),
+            dma_buf: flag(consts::ATTRIBUTE_DMA_BUF),
+            // Unknown counts as none: a read settles the stores.
+            writes_ordering: attribute(consts::ATTRIBUTE_RDMA_WRITES_ORDERING).unwrap_or(0),
             primary: Mutex::new(None),
             unsettled: Arc::default(),
         })
@@ -157,21 +160,23 @@ impl Gpu {
         self.total_memory
     }
 
-    /// Whether other devices may reach its memory (attribute 116).
+    /// Whether other devices may reach its memory (attribute 116). `None`: the driver does not know
+    /// the attribute, as before 465.
     #[must_use]
-    pub fn gpu_direct_rdma(&self) -> bool {
+    pub fn gpu_direct_rdma(&self) -> Option<bool> {
         self.gpu_direct_rdma
     }
 
-    /// Whether that holds for VMM memory too (attribute 110).
+    /// Whether that holds for VMM memory too (attribute 110). `None`: the driver does not know it.
     #[must_use]
-    pub fn gpu_direct_rdma_with_vmm(&self) -> bool {
+    pub fn gpu_direct_rdma_with_vmm(&self) -> Option<bool> {
         self.gpu_direct_rdma_with_vmm
     }
 
-    /// Whether its memory can be exported as a dma-buf (attribute 124).
+    /// Whether its memory can be exported as a dma-buf (attribute 124). `None`: the driver does not know
+    /// the attribute, as before 515.
     #[must_use]
-    pub fn dma_buf(&self) -> bool {
+    pub fn dma_buf(&self) -> Option<bool> {
         self.dma_buf
     }
 

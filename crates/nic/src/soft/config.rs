@@ -41,6 +41,8 @@ pub struct Config {
     /// How often peers that are reached by UDP are asked whether they live; one that answered
     /// before and is silent for three intervals is dead. `None`: never.
     pub keep_alive: Option<Duration>,
+    /// How lost packets are sent again to peers that are reached by UDP.
+    pub retransmit: Retransmit,
     /// The speed that the port states.
     pub speed: PortSpeed,
     /// The secrets that packets of the network are sealed under.
@@ -62,6 +64,7 @@ impl Default for Config {
             progress: Progress::default(),
             local_ports: LocalPorts::default(),
             keep_alive: None,
+            retransmit: Retransmit::default(),
             speed: PortSpeed::default(),
             key: None,
             peers: AllowList::default(),
@@ -79,6 +82,29 @@ fn key_from_env() -> Result<Option<SealKeys>, ConfigError> {
         _ => return Err(ConfigError::KeyMode(mode)),
     };
     named.map(|named| Ok(SealKeys::read(KeySource::from_text(named.trim()), mode)?)).transpose()
+}
+
+/// How lost packets of reliable queue pairs are sent again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Retransmit {
+    /// Selectively where the peer can do so, which each device asks its peers. Otherwise as the
+    /// standard has it.
+    #[default]
+    Auto,
+    /// As the standard has it: everything from the lost packet on. No peer is asked.
+    GoBackN,
+}
+
+impl FromStr for Retransmit {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        match text.trim() {
+            "" | "auto" => Ok(Self::Auto),
+            "go-back-n" => Ok(Self::GoBackN),
+            _ => Err(ConfigError::Retransmit(text.to_owned())),
+        }
+    }
 }
 
 /// Seconds between two keep-alives, or `off`.
@@ -165,6 +191,9 @@ pub enum ConfigError {
     /// NOBOUNCE_KEEPALIVE.
     #[error("invalid NOBOUNCE_KEEPALIVE {0:?}: expected off, or seconds from 0.01 to 3600")]
     KeepAlive(String),
+    /// NOBOUNCE_RETRANSMIT.
+    #[error("invalid NOBOUNCE_RETRANSMIT {0:?}: expected auto or go-back-n")]
+    Retransmit(String),
     /// NOBOUNCE_SPEED.
     #[error("invalid NOBOUNCE_SPEED {0:?}: expected 10, 25, 40, 50, 100, 200 or 400 (Gb/s)")]
     Speed(String),
@@ -185,8 +214,8 @@ pub enum ConfigError {
 impl Config {
     /// The default, changed by `NOBOUNCE_ADDR` (the first address of the list), `NOBOUNCE_FAULT`,
     /// `NOBOUNCE_PCAP`, `NOBOUNCE_LINK`, `NOBOUNCE_ENGINES`, `NOBOUNCE_PROGRESS`,
-    /// `NOBOUNCE_LOCAL_PORTS`, `NOBOUNCE_KEEPALIVE`, `NOBOUNCE_SPEED`, `NOBOUNCE_KEY`,
-    /// `NOBOUNCE_KEY_MODE` and `NOBOUNCE_PEERS`.
+    /// `NOBOUNCE_LOCAL_PORTS`, `NOBOUNCE_KEEPALIVE`, `NOBOUNCE_RETRANSMIT`, `NOBOUNCE_SPEED`,
+    /// `NOBOUNCE_KEY`, `NOBOUNCE_KEY_MODE` and `NOBOUNCE_PEERS`.
     ///
     /// # Errors
     /// Reports which variable is invalid, and why.
@@ -217,6 +246,9 @@ impl Config {
         }
         if let Ok(text) = std::env::var("NOBOUNCE_KEEPALIVE") {
             config.keep_alive = parse_keep_alive(&text)?;
+        }
+        if let Ok(retransmit) = std::env::var("NOBOUNCE_RETRANSMIT") {
+            config.retransmit = retransmit.parse()?;
         }
         if let Ok(speed) = std::env::var("NOBOUNCE_SPEED") {
             config.speed = speed.parse()?;

@@ -1,6 +1,6 @@
 //! Device counters. Names follow the kernel's `hw_counters` where the meaning is the same.
 
-use nobounce_protocol::qp::{QpCounters, Status};
+use nobounce_protocol::qp::{Handled, QpCounters, Status};
 use nobounce_protocol::wire::Malformed;
 
 /// Counters of one device.
@@ -108,6 +108,7 @@ impl Counters {
             ("implied_nak_seq_err", self.qps.implied_nak_seq_err),
             ("local_ack_timeout_err", self.qps.local_ack_timeout_err),
             ("probes", self.qps.probes),
+            ("retransmitted", self.qps.retransmitted),
             ("lost_atomic_replay", self.qps.lost_atomic_replay),
             ("out_of_buffer", self.qps.out_of_buffer),
             ("qkey_violations", self.qps.qkey_violations),
@@ -115,6 +116,17 @@ impl Counters {
         ];
         list.extend(Malformed::ALL.iter().map(|m| (m.name(), self.malformed[m.index()])));
         list
+    }
+
+    /// Counts what a queue pair said of a packet.
+    #[inline]
+    pub(crate) const fn count_handled(&mut self, handled: Handled) {
+        match handled {
+            Handled::Taken => {}
+            Handled::WrongState => self.wrong_state += 1,
+            Handled::Unsolicited => self.unsolicited += 1,
+            Handled::WrongService => self.wrong_service += 1,
+        }
     }
 
     #[cold]
@@ -156,6 +168,7 @@ pub(crate) fn add(sum: &mut QpCounters, one: &QpCounters) {
     sum.implied_nak_seq_err += one.implied_nak_seq_err;
     sum.local_ack_timeout_err += one.local_ack_timeout_err;
     sum.probes += one.probes;
+    sum.retransmitted += one.retransmitted;
     sum.lost_atomic_replay += one.lost_atomic_replay;
     sum.out_of_buffer += one.out_of_buffer;
     sum.qkey_violations += one.qkey_violations;

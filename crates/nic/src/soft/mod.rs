@@ -23,7 +23,7 @@ mod progress;
 pub use crate::links::udp::LocalPorts;
 pub use crate::links::{LinkChoice, UnknownLink};
 pub use cm::{BindError, Cm};
-pub use config::{Config, ConfigError, Progress};
+pub use config::{Config, ConfigError, Progress, Retransmit};
 pub use counters::Counters;
 pub use engine::memory_windows::MwKind;
 pub use engine::multicast::GroupError;

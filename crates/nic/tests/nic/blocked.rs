@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{Channel, Config, LinkChoice, Mtu, Progress, Status};
+use nobounce_nic::soft::{Channel, Config, LinkChoice, Mtu, Progress, Retransmit, Status};
 use nobounce_nic::work::{Operation, QpLimits};
 
 use crate::common::{End, config, connect, until};
@@ -56,7 +56,8 @@ fn completions((end, channel): &(End, Channel), count: usize) {
 }
 
 fn callers(addr: &str, link: LinkChoice) -> Config {
-    Config { progress: Progress::Caller, link, ..config(addr) }
+    // No peer is asked what it can do: nothing but the test sends.
+    Config { progress: Progress::Caller, link, retransmit: Retransmit::GoBackN, ..config(addr) }
 }
 
 /// A packet wakes the blocked thread itself. Its engine thread looks once in a millisecond.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use crate::common::unreliable::connect_uc;
 use crate::common::{End, config, pair_with, reconnect};
-use nobounce_nic::soft::{Config, Mtu, Remote, Status};
+use nobounce_nic::soft::{Config, Mtu, Remote, Retransmit, Status};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 use nobounce_protocol::pcap::Reader;
 use nobounce_protocol::wire::icrc::IcrcCheck;
@@ -108,8 +108,10 @@ fn record(addr: &str, name: &str) -> BTreeSet<u8> {
     let kept = std::env::var_os("NOBOUNCE_TEST_CAPTURES").map(PathBuf::from);
     let folder = kept.clone().unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
     let path = folder.join(name);
-    let recorded = Config { pcap: Some(path.clone()), ..config(addr) };
-    let (mut a, mut b) = pair_with(&recorded, &config(addr), 16_384, MTU);
+    // Only the standard's packets.
+    let config = Config { retransmit: Retransmit::GoBackN, ..config(addr) };
+    let recorded = Config { pcap: Some(path.clone()), ..config.clone() };
+    let (mut a, mut b) = pair_with(&recorded, &config, 16_384, MTU);
     say_everything(&a, &b);
     say_the_unreliable(&mut a, &mut b);
     drop((a, b));

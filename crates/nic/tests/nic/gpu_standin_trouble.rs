@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use crate::common::on_gpu::{LEN, OnGpu, Way};
 use crate::common::{End, MIB, config, connect, patterns};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::{AsyncEvent, Mtu, QpAttr, QpEvent, QpInit, QpState, Service, SrqLimits, Status};
+use nobounce_nic::soft::{
+    AsyncEvent, Config, Mtu, QpAttr, QpEvent, QpInit, QpState, Retransmit, Service, SrqLimits, Status,
+};
 use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 
 fn ends(addr: &str, qps: usize, mtu: Mtu) -> (End, End) {
@@ -368,7 +370,6 @@ fn whoever_polls_once_after_arming_is_served() {
 #[test]
 fn lossy_link() {
     use nobounce_nic::links::fault::FaultConfig;
-    use nobounce_nic::soft::Config;
     let gpu = StandIn::program();
     let mut n = 0;
     for mtu in [Mtu::Mtu256, Mtu::Mtu4096] {
@@ -491,8 +492,10 @@ fn a_busy_copy_engine_only_costs_time() {
 #[test]
 fn the_last_receive_is_announced_after_its_completion() {
     let gpu = StandIn::program();
-    let mut a = End::open(&config("127.91.9.1"), MIB);
-    let mut b = End::open(&config("127.91.9.1"), MIB);
+    // The first packet that arrives is the message.
+    let config = Config { retransmit: Retransmit::GoBackN, ..config("127.91.9.1") };
+    let mut a = End::open(&config, MIB);
+    let mut b = End::open(&config, MIB);
     a.add_qp(QpLimits::default());
     let srq = b.pd.create_srq(SrqLimits { depth: 4, sges: 1 }).unwrap();
     let limits = QpLimits::default();

@@ -42,6 +42,7 @@ mod refusals;
 mod report;
 mod reregister;
 mod sealed;
+mod selective;
 mod shm;
 mod shm_datagrams;
 mod srq;

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use nobounce_nic::soft::{
-    AsyncEvent, Config, LinkChoice, Mtu, Progress, Psn, QpAttr, QpEvent, QpState, Status,
+    AsyncEvent, Config, LinkChoice, Mtu, Progress, Psn, QpAttr, QpEvent, QpState, Retransmit, Status,
 };
 use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 use nobounce_protocol::pcap::Reader;
-use nobounce_protocol::wire::Presence;
+use nobounce_protocol::wire::{Capabilities, Presence};
 
 use crate::common::{End, check_write, config, connect, pair_with, until};
 
@@ -19,7 +19,7 @@ fn asking(addr: &str) -> Config {
 }
 
 fn silent(addr: &str) -> Config {
-    Config { keep_alive: None, ..asking(addr) }
+    Config { keep_alive: None, retransmit: Retransmit::GoBackN, ..asking(addr) }
 }
 
 /// Drives the end for so long, as a program that polls.
@@ -104,23 +104,35 @@ fn a_peer_that_never_answers_is_left_alone() {
     assert!((1..=10).contains(&asked), "{asked} requests");
 }
 
-/// Without the setting nothing but the standard's packets is sent.
-#[test]
-fn nothing_is_asked_unless_it_is_wanted() {
-    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("presence.pcap");
-    let recorded = Config { pcap: Some(path.clone()), ..silent("127.58.3.1") };
-    let (a, b) = pair_with(&recorded, &silent("127.58.3.2"), LEN, Mtu::Mtu1024);
+/// The presence packets that the first of two such devices sends and receives.
+fn presences(addrs: [&str; 2], set: impl Fn(&str) -> Config) -> Vec<Presence> {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("presence-{}.pcap", addrs[0]));
+    let recorded = Config { pcap: Some(path.clone()), ..set(addrs[0]) };
+    let (a, b) = pair_with(&recorded, &set(addrs[1]), LEN, Mtu::Mtu1024);
     check_write(&a, &b, 1, LEN);
     poll_for(&[&a, &b], 4 * INTERVAL);
     drop((a, b));
     let file = std::fs::read(&path).unwrap();
     std::fs::remove_file(path).unwrap();
-    let mut packets = 0;
-    for packet in Reader::new(&file).unwrap() {
-        assert_eq!(Presence::parse(packet.unwrap().packet), None);
-        packets += 1;
-    }
-    assert!(packets > 0);
+    let packets: Vec<_> = Reader::new(&file).unwrap().map(|packet| packet.unwrap()).collect();
+    assert!(!packets.is_empty());
+    packets.iter().filter_map(|packet| Presence::parse(packet.packet)).collect()
+}
+
+/// Without the settings nothing but the standard's packets is sent.
+#[test]
+fn nothing_is_asked_unless_it_is_wanted() {
+    assert_eq!(presences(["127.58.3.1", "127.58.3.2"], silent), []);
+}
+
+/// By default each end asks the other what it can do, until it answers.
+#[test]
+fn a_peer_is_asked_what_it_can_do() {
+    let open = |addr: &str| Config { retransmit: Retransmit::Auto, ..silent(addr) };
+    let seen = presences(["127.58.4.1", "127.58.4.2"], open);
+    let answers = seen.iter().filter(|presence| presence.is_answer).count();
+    assert!((2..8).contains(&seen.len()) && answers >= 2, "{seen:?}");
+    assert!(seen.iter().all(|presence| presence.capabilities & Capabilities::SELECTIVE != 0));
 }
 
 /// Programs connect with a depth of 1 (NCCL does). Both ends know that the other one takes more: by its

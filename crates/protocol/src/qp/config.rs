@@ -16,6 +16,8 @@ pub struct QpCounters {
     pub local_ack_timeout_err: u64,
     /// Probes for a possibly lost tail; they do not count as retries.
     pub probes: u64,
+    /// Packets sent again by selective retransmission.
+    pub retransmitted: u64,
     /// Duplicate atomics whose result was no longer kept.
     pub lost_atomic_replay: u64,
     /// Unreliable services: messages dropped because no receive was posted.
@@ -84,4 +86,6 @@ pub struct QpConfig {
     pub responder_resources: u8,
     /// Those that the peer is known to answer at a time, also where `max_rd_atomic` is lower.
     pub peer_resources: u8,
+    /// The peer is known to retransmit selectively.
+    pub selective: bool,
 }

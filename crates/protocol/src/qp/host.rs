@@ -33,6 +33,14 @@ pub trait Host {
     /// The refusal to send.
     fn place_remote(&mut self, rkey: u32, addr: u64, len: usize, last: bool) -> Result<(), Nak>;
 
+    /// Copies the payload, to be placed when the packets before this one have arrived.
+    ///
+    /// # Errors
+    /// It cannot be kept; the peer sends it again.
+    fn copy_payload(&mut self, _into: &mut [u8]) -> Result<(), LocalFault> {
+        Err(LocalFault)
+    }
+
     /// The message that begins goes to this shared receive queue, whose domain its memory belongs
     /// to, too (XRC).
     ///

@@ -19,11 +19,14 @@ mod config;
 mod datagram;
 mod host;
 mod linger;
+mod reassembly;
 mod recovery;
 mod request;
 mod requester;
 mod responder;
 mod rtt;
+mod scoreboard;
+mod selective;
 mod state;
 mod transmit;
 mod uc_receiver;
@@ -39,6 +42,7 @@ pub use completion::{Completion, DatagramSource, Nak, QpEvent, Status, WorkKind}
 pub use config::{QpConfig, QpCounters};
 pub use datagram::GRH_LEN;
 pub use host::{Host, LocalFault, Receive};
+pub use reassembly::HeldPacket;
 pub use request::{Datagram, LocalWork, MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
 pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
 pub use transmit::{Payload, Transmit};
@@ -204,7 +208,9 @@ impl Qp {
         new.check_values()?;
         if to == QpState::Reset {
             let counters = self.counters;
-            *self = Self { counters, ..Self::new(self.config) };
+            // The next peer may be another one.
+            let config = QpConfig { selective: false, ..self.config };
+            *self = Self { counters, ..Self::new(config) };
             return Ok(());
         }
         self.attr.merge(new);
@@ -212,11 +218,21 @@ impl Qp {
         self.params = Params::of(&self.config, &self.attr);
         match (from, to) {
             (QpState::Init, QpState::Rtr) => match &mut self.unreliable {
-                None => self.responder.connect(new.rq_psn),
+                None => {
+                    self.responder.connect(new.rq_psn);
+                    if self.config.selective {
+                        self.responder.keep_early();
+                    }
+                }
                 Some(unreliable) => unreliable.receiver.connect(new.rq_psn),
             },
             (QpState::Rtr, QpState::Rts) => match &mut self.unreliable {
-                None => self.requester.connect(new.sq_psn, &self.params),
+                None => {
+                    self.requester.connect(new.sq_psn, &self.params);
+                    if self.config.selective {
+                        self.requester.retransmit_selectively(0);
+                    }
+                }
                 Some(unreliable) => unreliable.sender.connect(new.sq_psn),
             },
             (QpState::Rts, QpState::Sqd) => {
@@ -665,12 +681,12 @@ impl Qp {
 
     /// Whether responses are queued (with `flush_acks`).
     pub fn has_replies(&self) -> bool {
-        self.responder.has_replies()
+        self.responder.has_replies() || self.responder.has_report()
     }
 
     /// Whether responses are queued that should leave at once.
     pub fn has_urgent_replies(&self) -> bool {
-        self.responder.is_urgent()
+        self.responder.is_urgent() || self.responder.owes_report()
     }
 
     /// Whether completions are queued.

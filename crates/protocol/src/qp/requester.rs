@@ -1,5 +1,5 @@
-//! The requester of a reliable connection: segments requests into packets, retransmits lost ones
-//! (go-back-N), retires acknowledged ones.
+//! The requester of a reliable connection: segments requests into packets, retransmits lost ones,
+//! retires acknowledged ones.
 //!
 //! PSNs are 64 bits wide here. A prefix of the send queue is *started* (has PSNs):
 //!
@@ -9,7 +9,11 @@
 //!          oldest       next to       one past    one past the last
 //!          unanswered   send          ever sent   started
 //! ```
-//! `una` always lies in the front request; a rewind moves `next` back to `una`.
+//! `una` always lies in the front request. With go-back-N, a rewind moves `next` back to `una`; with
+//! selective retransmission `next` is `sent_top`, and a [`Scoreboard`] tells what is in flight.
+
+mod go_back_n;
+mod selective;
 
 use std::collections::VecDeque;
 
@@ -17,6 +21,7 @@ use super::completion::{Completion, Nak, Status};
 use super::recovery::Recovery;
 use super::request::{LocalWork, Operation, PostError, SendRequest};
 use super::rtt::Rtt;
+use super::scoreboard::Scoreboard;
 use super::window::CongestionWindow;
 use super::wqe::Wqe;
 use super::{Host, Params, QpCounters, Transmit};
@@ -80,6 +85,10 @@ pub(crate) struct Requester {
     rtt: Rtt,
     timed: Option<Timed>,
     recovery: Recovery,
+    /// With a peer that keeps packets behind a gap: what became of each packet.
+    board: Option<Box<Scoreboard>>,
+    /// Packets sent again since they were counted.
+    resent: u64,
 }
 
 impl Requester {
@@ -104,6 +113,8 @@ impl Requester {
             rtt: Rtt::new(),
             timed: None,
             recovery: Recovery::default(),
+            board: None,
+            resent: 0,
         }
     }
 
@@ -132,14 +143,18 @@ impl Requester {
         self.sq.len()
     }
 
-    pub(crate) const fn outstanding(&self) -> u64 {
-        self.outstanding
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.board.as_ref().map_or(self.outstanding, |board| board.bytes())
     }
 
     /// Whether this PSN was sent last and is unacknowledged.
     pub(crate) fn sent_last(&self, psn: Psn) -> bool {
         let psn = psn.extend(self.next);
-        psn + 1 == self.next && psn >= self.una
+        match &self.board {
+            // A lost packet before it must not wait with it for its payload.
+            Some(board) => board.is_last(psn) && board.first_lost().is_none_or(|lost| lost > psn),
+            None => psn + 1 == self.next && psn >= self.una,
+        }
     }
 
     pub(crate) const fn split_short_writes(&mut self, split: bool) {
@@ -183,6 +198,9 @@ impl Requester {
                 return Some(probe);
             }
         }
+        if self.has_lost() {
+            return self.resend(now, params, room);
+        }
         if self.next == self.top && !self.start_next(params, may_start) {
             return None;
         }
@@ -190,9 +208,9 @@ impl Requester {
         // store-forwarding stall.
         let wqe = &self.sq[self.cursor];
         let (cost, end_of_wqe) = (wqe.packet_cost(), wqe.end());
-        let in_flight = self.next - self.una;
+        let in_flight = self.in_flight();
         let window = self.window.packets().min(MAX_OUTSTANDING);
-        if in_flight >= window {
+        if in_flight >= window || self.is_span_full() {
             return None;
         }
         if cost > room {
@@ -225,6 +243,7 @@ impl Requester {
             self.fetches.asked += 1;
             let packets = end - self.next;
             let transmit = wqe.fetch_packet(self.next, packets, params);
+            self.note_on_board(now, packets, cost, true);
             self.note_sent(now, (cost, end_of_wqe), packets, true);
             transmit
         } else {
@@ -236,6 +255,7 @@ impl Requester {
                 || (self.next + 1).is_multiple_of(ACK_EVERY)
                 || (full && !(self.asks_rarely && self.asked > self.una));
             let transmit = wqe.data_packet(self.next, ack_req, params);
+            self.note_on_board(now, 1, cost, false);
             self.note_sent(now, (cost, end_of_wqe), 1, ack_req);
             transmit
         };
@@ -249,6 +269,7 @@ impl Requester {
             || self.started < self.sq.len()
             || self.recovery.send_probe
             || self.recovery.rnr_until.is_some()
+            || self.has_lost()
     }
 
     /// How many more packets like the one just polled may leave: full ones from the middle of the
@@ -261,16 +282,19 @@ impl Requester {
             || wqe.split
             || self.recovery.rnr_until.is_some()
             || self.recovery.send_probe
+            || self.has_lost()
+            || self.board.as_ref().is_some_and(|board| board.last() + 1 != self.next)
         {
             return 0;
         }
         let to_last = wqe.end() - 1 - self.next;
         let to_ack = ACK_EVERY - 1 - self.next % ACK_EVERY;
-        let in_window = self.window.packets().min(MAX_OUTSTANDING).saturating_sub(self.next - self.una + 1);
+        let in_window = self.window.packets().min(MAX_OUTSTANDING).saturating_sub(self.in_flight() + 1);
         let in_room = (room / wqe.packet_cost()).saturating_sub(1);
-        let count = most.min(to_last).min(to_ack).min(in_window).min(in_room);
+        let count = most.min(to_last).min(to_ack).min(in_window).min(in_room).min(self.span_left());
         debug_assert!(u64::from(params.mtu) * (self.next - wqe.psn + count) < u64::from(wqe.request.len));
         if count > 0 {
+            self.note_on_board(now, count, wqe.packet_cost(), false);
             self.note_sent(now, (wqe.packet_cost(), wqe.end()), count, false);
         }
         count
@@ -367,6 +391,10 @@ impl Requester {
         if self.una == self.next {
             return None;
         }
+        if self.board.is_some() {
+            self.lose_for_probe();
+            return None;
+        }
         self.time_again();
         let last = self.next - 1;
         let wqe = *self.sq.iter().take(self.started).find(|w| (w.psn..w.end()).contains(&last))?;
@@ -390,6 +418,9 @@ impl Requester {
         let psn = header.psn.extend(self.una);
         if psn + packets > self.sent_top {
             return ResponseOutcome::Unsolicited;
+        }
+        if self.board.is_some() {
+            return self.handle_selectively(now, (psn, packets), header, payload_len, params, host, out);
         }
         if header.opcode != Opcode::Ack {
             return self.handle_data(now, (psn, packets), header, payload_len, params, host, out);
@@ -434,109 +465,6 @@ impl Requester {
         }
     }
 
-    fn handle_nak(
-        &mut self,
-        now: Nanos,
-        psn: u64,
-        nak: Option<Nak>,
-        params: &Params,
-        out: &mut Out<'_>,
-    ) -> ResponseOutcome {
-        let Some(nak) = nak else { return ResponseOutcome::Unsolicited };
-        if psn < self.una {
-            return ResponseOutcome::Taken;
-        }
-        let before = self.una;
-        self.advance(now, psn, params, out);
-        let status = match nak {
-            Nak::PsnSequence => {
-                out.counters.rcvd_seq_err += 1;
-                let repeated = self.recovery.rewound.is_some_and(|(at, when)| {
-                    at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2
-                });
-                if repeated || self.recovery.rnr_until.is_some() {
-                    return ResponseOutcome::Taken; // everything will be sent again anyway
-                }
-                if self.una == before && self.recovery.stalled(now, params) && !self.recovery.spend_retry() {
-                    return ResponseOutcome::Failed(Status::RetryExceeded);
-                }
-                self.loss();
-                self.recovery.last_progress = now;
-                self.recovery.rewound = Some((self.una, now));
-                self.rewind();
-                return ResponseOutcome::Taken;
-            }
-            Nak::RemoteAccess => Status::RemoteAccess,
-            Nak::RemoteOperational => Status::RemoteOperation,
-            Nak::InvalidRequest | Nak::InvalidRdRequest => Status::RemoteInvalidRequest,
-        };
-        if self.una < psn {
-            // The NAK is for a later request, but data of an earlier one is missing: request that
-            // first.
-            self.data_lost(now, out);
-            return ResponseOutcome::Taken;
-        }
-        ResponseOutcome::Failed(status)
-    }
-
-    #[allow(clippy::too_many_arguments)] // the packet, the world, and where results go
-    fn handle_data(
-        &mut self,
-        now: Nanos,
-        (psn, packets): (u64, u64),
-        header: &Header,
-        payload_len: usize,
-        params: &Params,
-        host: &mut dyn Host,
-        out: &mut Out<'_>,
-    ) -> ResponseOutcome {
-        if psn < self.una {
-            return ResponseOutcome::Taken;
-        }
-        self.advance(now, psn, params, out);
-        if self.una < psn {
-            self.data_lost(now, out);
-            return ResponseOutcome::Taken;
-        }
-        let Some(wqe) = self.sq.front().filter(|_| self.started > 0).copied() else {
-            return ResponseOutcome::Unsolicited;
-        };
-        let placed = match (wqe.request.op, header.opcode) {
-            (Operation::Read(_), Opcode::AtomicAck) => return ResponseOutcome::Unsolicited,
-            (Operation::Read(_), _) => {
-                let offset = (psn - wqe.psn) * u64::from(params.mtu);
-                let want = (u64::from(wqe.request.len) - offset).min(packets * u64::from(params.mtu));
-                if u64::try_from(payload_len) != Ok(want) {
-                    return ResponseOutcome::Unsolicited;
-                }
-                host.place_response(wqe.serial, offset, payload_len, psn + packets == wqe.end())
-            }
-            // The standard answers both as a READ of no bytes.
-            (Operation::AtomicWrite(_) | Operation::Flush { .. }, Opcode::ReadResponseOnly)
-                if payload_len == 0 =>
-            {
-                Ok(())
-            }
-            (op, Opcode::AtomicAck) if op.is_atomic() => host.place_atomic(wqe.serial, header.original),
-            _ => return ResponseOutcome::Unsolicited,
-        };
-        if placed.is_err() {
-            return ResponseOutcome::Failed(Status::LocalProtection);
-        }
-        self.step(psn + packets);
-        while self.fetches.requests.front().is_some_and(|&(_, end)| end <= self.una) {
-            self.fetches.requests.pop_front();
-            self.fetches.asked = self.fetches.asked.saturating_sub(1);
-        }
-        if self.una == wqe.end() {
-            self.fetches.open -= 1;
-            self.retire(out);
-        }
-        self.resync();
-        self.note_progress(now, packets, params);
-        ResponseOutcome::Taken
-    }
-
     /// Acknowledges everything before `upto`; missing READ data stops it.
     fn advance(&mut self, now: Nanos, upto: u64, params: &Params, out: &mut Out<'_>) {
         let before = self.una;
@@ -578,25 +506,14 @@ impl Requester {
         }
     }
 
-    /// An ACK may overtake a rewind.
-    fn resync(&mut self) {
-        if self.next < self.una {
-            // Packets that were not retransmitted have arrived: nothing was lost, the peer was only
-            // descheduled.
-            if let Some(window) = self.recovery.undo.take() {
-                self.window = window;
-            }
-            self.next = self.una;
-            self.cursor = self.locate(self.next);
-        }
-    }
-
     fn locate(&self, psn: u64) -> usize {
         self.sq.iter().take(self.started).position(|w| psn < w.end()).unwrap_or(self.started)
     }
 
     fn note_progress(&mut self, now: Nanos, packets: u64, params: &Params) {
-        if let Some(Timed { sent, again, .. }) = self.timed.take_if(|timed| timed.psn < self.una) {
+        if let Some(Timed { sent, again, .. }) = self.timed.take_if(|timed| {
+            timed.psn < self.una || self.board.as_ref().is_some_and(|board| board.has_arrived(timed.psn))
+        }) {
             let took = now.saturating_sub(sent);
             if again {
                 self.rtt.at_most(took);
@@ -610,7 +527,7 @@ impl Requester {
             // again and again.
             self.rtt.sample(now.saturating_sub(self.recovery.last_progress));
         }
-        let in_use = 2 * (self.next + packets - self.una) >= self.window.packets();
+        let in_use = 2 * (self.in_flight() + packets) >= self.window.packets();
         self.window.on_ack(packets, in_use);
         self.recovery.last_progress = now;
         self.recovery.probes = 0;
@@ -620,33 +537,28 @@ impl Requester {
         self.arm_probe(now);
     }
 
-    /// A response overtook data that should have come before it: that data is lost. Request it
-    /// once.
-    fn data_lost(&mut self, now: Nanos, out: &mut Out<'_>) {
-        if self.recovery.rewound.is_some_and(|(at, _)| at == self.una) {
-            return;
-        }
-        out.counters.implied_nak_seq_err += 1;
-        self.loss();
-        self.recovery.rewound = Some((self.una, now));
-        self.rewind();
-    }
-
     fn loss(&mut self) {
         self.recovery.undo = None;
-        if self.una >= self.recovery.recovery_point {
+        // Losses on a path without queues are no sign of congestion. Go-back-N sends so much again
+        // after each that it must slow down all the same.
+        let congested = self.board.is_none() || self.rtt.is_inflated();
+        if congested && self.una >= self.recovery.recovery_point {
             self.window.on_loss();
             self.recovery.recovery_point = self.sent_top;
         }
     }
 
-    /// Go-back-N: retransmits everything unacknowledged.
+    /// Retransmits everything unacknowledged.
     fn rewind(&mut self) {
+        self.time_again();
+        if let Some(board) = &mut self.board {
+            board.lose_all();
+            return;
+        }
         self.next = self.una;
         self.asked = self.una;
         self.cursor = self.locate(self.next);
         self.outstanding = 0;
-        self.time_again();
         self.fetches.asked = 0;
     }
 
@@ -713,6 +625,9 @@ impl Requester {
     /// the delay is local. Otherwise treat it as not polled, so that the retransmission timer still
     /// covers the packets that left, and return false.
     pub(crate) fn put_off(&mut self, now: Nanos) -> bool {
+        if self.board.is_some() {
+            return self.put_off_selectively(now);
+        }
         let Some(last) = self.next.checked_sub(1).filter(|last| *last >= self.una) else { return false };
         self.timed.take_if(|timed| timed.psn >= last);
         if last == self.una {
@@ -740,6 +655,8 @@ impl Requester {
         self.cursor = 0;
         self.top = self.sent_top;
         self.una = self.sent_top;
+        self.next = self.sent_top;
+        self.board = self.board.take().map(|_| Box::new(Scoreboard::new(self.sent_top)));
         self.rewind();
         self.fetches.requests.clear();
         self.fetches.open = 0;

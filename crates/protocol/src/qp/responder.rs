@@ -1,10 +1,13 @@
 //! The responder of a reliable connection: accepts requests in order, sends NAKs for invalid ones,
 //! responds.
 
+mod early;
+
 use std::collections::VecDeque;
 
 use super::attr::Access;
 use super::completion::{Completion, Nak, QpEvent, Status};
+use super::reassembly::Reassembly;
 use super::requester::Out;
 use super::wqe::pad_of;
 use super::{Host, Params, Payload, Receive, Transmit};
@@ -95,6 +98,8 @@ pub(crate) struct Responder {
     unacknowledged: u32,
     /// A receive was completed since then.
     receipt_owed: bool,
+    /// Packets behind a gap, with a peer that retransmits selectively.
+    early: Option<Box<Reassembly>>,
 }
 
 impl Responder {
@@ -111,7 +116,13 @@ impl Responder {
             fatal: None,
             unacknowledged: 0,
             receipt_owed: false,
+            early: None,
         }
+    }
+
+    /// The peer retransmits selectively: packets behind a gap are kept from now on.
+    pub(crate) fn keep_early(&mut self) {
+        self.early.get_or_insert_default();
     }
 
     pub(crate) fn connect(&mut self, rq_psn: Psn) {
@@ -176,6 +187,10 @@ impl Responder {
         }
         if psn > self.expected {
             out.counters.out_of_seq_request += 1;
+            if self.early.is_some() {
+                self.handle_early(psn, (header, packets), payload_len, params, host);
+                return RequestOutcome::Alive;
+            }
             self.dropped = self.dropped.max(psn + packets);
             self.report_gap(psn);
             return RequestOutcome::Alive;
@@ -186,6 +201,7 @@ impl Responder {
                 self.move_refusal();
                 self.unacknowledged =
                     self.unacknowledged.saturating_add(u32::try_from(packets).unwrap_or(u32::MAX));
+                self.note_accepted(params);
                 RequestOutcome::Alive
             }
             Err(NakCause::NotReady) => {
@@ -202,6 +218,7 @@ impl Responder {
 
     fn refuse(&mut self, psn: u64, nak: Nak) -> RequestOutcome {
         let syndrome = Syndrome::Nak(nak as u8);
+        self.early = None;
         self.refusal = Some((psn, syndrome));
         self.fatal = self.refusal;
         RequestOutcome::Fatal(match nak {
@@ -274,7 +291,10 @@ impl Responder {
             // each of its packets would add nothing. Worse, the kernel's RoCE stops forever if an
             // ACK in the middle of a retransmission completes the request
             // (docs/reference/interop.md).
-            _ if header.ack_req || header.opcode.place().ends() => self.push_ack(self.expected - 1),
+            _ if header.ack_req || header.opcode.place().ends() => match &mut self.early {
+                Some(early) if early.has_gap() => early.ask(),
+                _ => self.push_ack(self.expected - 1),
+            },
             _ => {}
         }
         RequestOutcome::Alive

@@ -8,6 +8,8 @@ pub(crate) struct Rtt {
     smoothed: Nanos,
     deviation: Nanos,
     measured: bool,
+    latest: Nanos,
+    shortest: Nanos,
 }
 
 /// Initial estimate: long enough for a machine that is busy starting up.
@@ -18,10 +20,18 @@ const LONGEST_PROBE: Nanos = SECOND;
 
 impl Rtt {
     pub(crate) const fn new() -> Self {
-        Self { smoothed: FIRST_GUESS, deviation: FIRST_GUESS / 2, measured: false }
+        Self {
+            smoothed: FIRST_GUESS,
+            deviation: FIRST_GUESS / 2,
+            measured: false,
+            latest: 0,
+            shortest: Nanos::MAX,
+        }
     }
 
     pub(crate) fn sample(&mut self, rtt: Nanos) {
+        self.latest = rtt;
+        self.shortest = self.shortest.min(rtt);
         if !self.measured {
             self.measured = true;
             self.smoothed = rtt;
@@ -43,6 +53,16 @@ impl Rtt {
 
     pub(crate) const fn smoothed(&self) -> Nanos {
         self.smoothed
+    }
+
+    /// The shortest round trip; 0 before the first measurement.
+    pub(crate) const fn shortest(&self) -> Nanos {
+        if self.measured { self.shortest } else { 0 }
+    }
+
+    /// Whether packets wait in queues for as long as they travel: the path is congested.
+    pub(crate) const fn is_inflated(&self) -> bool {
+        self.measured && self.latest > self.shortest.saturating_mul(2)
     }
 
     /// Probe timeout after `probes` earlier probes.

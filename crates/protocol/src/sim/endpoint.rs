@@ -11,7 +11,7 @@ use crate::qp::{
 };
 use crate::timing::Nanos;
 use crate::wire::icrc::{Flow, IcrcCheck};
-use crate::wire::{Header, ICRC_LEN, Psn, Qpn, ROCE_PORT};
+use crate::wire::{Header, ICRC_LEN, Opcode, Psn, Qpn, ROCE_PORT, SelectiveAck};
 
 /// How both ends of a connection are made.
 #[derive(Clone, Debug)]
@@ -39,6 +39,8 @@ pub struct Setup {
     pub room: u64,
     /// Runs of similar packets travel as one, as they do through shared memory.
     pub runs: bool,
+    /// Both ends know that the other retransmits selectively.
+    pub selective: bool,
 }
 
 impl Setup {
@@ -67,6 +69,7 @@ impl Default for Setup {
             memory: 320 << 10,
             room: u64::MAX,
             runs: false,
+            selective: false,
         }
     }
 }
@@ -131,6 +134,7 @@ impl Endpoint {
             signal_all: setup.signal_all,
             responder_resources: setup.resources,
             peer_resources: setup.resources,
+            selective: setup.selective,
         };
         let mut endpoint = Self {
             qp: Qp::new(config),
@@ -295,6 +299,14 @@ impl Endpoint {
     /// The next packet as bytes, if one may leave; a payload that cannot be read is reported to the
     /// queue pair.
     pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<(Header, u16, Vec<u8>)> {
+        if let Some(ack) = self.qp.poll_selective_ack(true) {
+            let mut bytes = vec![0; ack.len()];
+            ack.emit(&mut bytes);
+            let id = self.next_id();
+            self.flow(true).close(id, &mut bytes);
+            // For scripts, it is an ACK.
+            return Some((Header::new(Opcode::Ack, ack.to, ack.missing), id, bytes));
+        }
         let room = self.room.saturating_sub(self.qp.outstanding());
         loop {
             let transmit = match self.repeats.pop_front() {
@@ -334,12 +346,17 @@ impl Endpoint {
         Some(first)
     }
 
-    fn encode(&mut self, transmit: &Transmit) -> Option<(u16, Vec<u8>)> {
-        let payload = self.memory.gather(&transmit.payload).ok()?;
-        let bytes = encode(&transmit.header, payload, &self.flow(true), self.next_id);
+    fn next_id(&mut self) -> u16 {
         let id = self.next_id;
-        self.next_id = (self.next_id + 1) % 64;
-        Some((id, bytes))
+        self.next_id = (id + 1) % 64;
+        id
+    }
+
+    fn encode(&mut self, transmit: &Transmit) -> Option<(u16, Vec<u8>)> {
+        let id = self.next_id;
+        let payload = self.memory.gather(&transmit.payload).ok()?;
+        let bytes = encode(&transmit.header, payload, &self.flow(true), id);
+        Some((self.next_id(), bytes))
     }
 
     /// A datagram arrived.
@@ -353,6 +370,11 @@ impl Endpoint {
 
     /// A datagram arrived whose ICRC is right, or is to be taken for right.
     pub fn receive_trusted(&mut self, now: Nanos, datagram: &[u8]) {
+        if let Some(ack) = SelectiveAck::parse(datagram) {
+            let handled = self.qp.handle_selective_ack(now, &ack);
+            self.count(handled);
+            return self.collect();
+        }
         let Ok(parsed) = Header::parse(datagram) else {
             self.counters.malformed += 1;
             return;
@@ -364,14 +386,26 @@ impl Endpoint {
         run -= taken;
         header.psn = header.psn.plus(taken);
         payload = &payload[taken as usize * mtu..];
+        self.handle_run(now, (&header, run), payload);
+        while let Some(held) = self.qp.poll_held() {
+            self.handle_run(now, (&held.header, held.packets), &held.payload);
+        }
+        self.collect();
+    }
+
+    fn handle_run(&mut self, now: Nanos, run: (&Header, u32), payload: &[u8]) {
         let mut host = Handling { memory: &mut self.memory, payload };
-        match self.qp.handle_run(now, (&header, run), payload.len(), &mut host) {
+        let handled = self.qp.handle_run(now, run, payload.len(), &mut host);
+        self.count(handled);
+    }
+
+    fn count(&mut self, handled: Handled) {
+        match handled {
             Handled::Taken => {}
             Handled::WrongState => self.counters.wrong_state += 1,
             Handled::Unsolicited => self.counters.unsolicited += 1,
             Handled::WrongService => self.counters.wrong_service += 1,
         }
-        self.collect();
     }
 
     /// A packet from an unknown source arrives, with a valid ICRC.

@@ -9,7 +9,7 @@ use super::{A, Conditions, Setup, Sim, unreliable};
 use crate::qp::{Mtu, Operation, QpState, Remote, Service};
 use crate::timing::MICROSECOND;
 use crate::wire::icrc::Flow;
-use crate::wire::{Header, Opcode, Psn, Qpn, ROCE_PORT};
+use crate::wire::{Header, Opcode, Psn, Qpn, ROCE_PORT, SelectiveAck};
 
 /// Any bytes are a packet or an error, and a packet round-trips.
 ///
@@ -19,6 +19,11 @@ pub fn parser(data: &[u8]) {
     let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let flow = Flow { src: localhost, dst: localhost, src_port: 0xc000, dst_port: ROCE_PORT };
     let _ = flow.verify(0, data);
+    if let Some(ack) = SelectiveAck::parse(data) {
+        let mut again = vec![0; ack.len()];
+        ack.emit(&mut again);
+        assert_eq!(SelectiveAck::parse(&again), Some(ack), "from {data:02x?} to {again:02x?}");
+    }
     let Ok(parsed) = Header::parse(data) else { return };
     assert!(parsed.payload.end <= data.len());
     let again = super::encode(&parsed.header, &data[parsed.payload.clone()], &flow, 0);
@@ -32,7 +37,8 @@ pub fn parser(data: &[u8]) {
 /// # Panics
 /// One of these is not so.
 pub fn responder(data: &[u8]) {
-    forged(data, Service::Rc);
+    forged(data, Service::Rc, false);
+    forged(data, Service::Rc, true);
 }
 
 /// The same for the unreliable services: the first byte chooses.
@@ -41,12 +47,13 @@ pub fn responder(data: &[u8]) {
 /// One of these is not so.
 pub fn receiver(data: &[u8]) {
     let (first, rest) = data.split_first().unwrap_or((&0, &[]));
-    forged(rest, if first & 1 == 0 { Service::Uc } else { Service::Ud });
+    forged(rest, if first & 1 == 0 { Service::Uc } else { Service::Ud }, false);
 }
 
-fn forged(data: &[u8], service: Service) {
+fn forged(data: &[u8], service: Service, selective: bool) {
     let setup = Setup {
         service,
+        selective,
         mtu: Mtu::Mtu256,
         psn: [0xff_fff0, 0xff_fff8],
         max_dest_rd_atomic: 4,
@@ -104,6 +111,16 @@ fn forged(data: &[u8], service: Service) {
                 let len = usize::from(bytes.byte());
                 let raw = bytes.take(len);
                 end.receive_trusted(now, raw);
+            }
+            4 if selective => {
+                let missing = Psn::new(aim.answers.wrapping_add(u32::from(bytes.byte() % 32)));
+                let mut ack = SelectiveAck::new(end.qpn, missing);
+                for _ in 0..bytes.byte() % 8 {
+                    ack.note(u64::from(bytes.byte()) * 5);
+                }
+                let mut packet = vec![0; ack.len()];
+                ack.emit(&mut packet);
+                end.receive_trusted(now, &packet);
             }
             _ => {
                 let (header, payload) = aim.forge(&mut bytes);
@@ -244,6 +261,7 @@ pub fn plan_of(data: &[u8]) -> Plan {
         ..Conditions::default()
     };
     let seed = u64::from(bytes.byte());
+    let selective = seed / 4 % 2 == 1;
     let mut ops = Vec::new();
     while !bytes.0.is_empty() && ops.len() < 64 {
         let (what, side) = (bytes.byte(), bytes.byte());
@@ -274,7 +292,7 @@ pub fn plan_of(data: &[u8]) -> Plan {
             },
         });
     }
-    Plan { mtu, psn, max_rd_atomic, conditions, seed, ops }
+    Plan { mtu, psn, max_rd_atomic, conditions, selective, seed, ops }
 }
 
 /// Reads input; beyond its end there are zeros.

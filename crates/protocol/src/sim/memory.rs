@@ -197,6 +197,11 @@ impl Host for Handling<'_> {
         self.memory.put(addr, piece).map_err(|_| Nak::RemoteAccess)
     }
 
+    fn copy_payload(&mut self, into: &mut [u8]) -> Result<(), LocalFault> {
+        into.copy_from_slice(self.piece(into.len())?);
+        Ok(())
+    }
+
     fn take_receive(&mut self) -> Option<Receive> {
         let receive = self.memory.receives.pop_front()?;
         self.memory.current = Some(receive);

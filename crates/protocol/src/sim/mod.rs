@@ -86,7 +86,7 @@ impl Sim {
     fn flush_one(&mut self, index: usize) {
         let end = &mut self.ends[index];
         while let Some((header, ip_id, bytes)) = end.next_packet(self.now) {
-            let line = self.trace.is_some().then(|| trace::line(self.now, index, &header, bytes.len()));
+            let line = self.trace.is_some().then(|| trace::line(self.now, index, &header, &bytes));
             let fate = self.pipes[end.pipe].send(self.now, index, &header, ip_id, bytes);
             if let (Some(lines), Some(line)) = (&mut self.trace, line) {
                 lines.push(if fate.is_empty() { line } else { format!("{line} ({fate})") });

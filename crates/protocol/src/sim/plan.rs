@@ -98,6 +98,8 @@ pub struct Plan {
     pub psn: [u32; 2],
     pub max_rd_atomic: u8,
     pub conditions: Conditions,
+    /// Both ends retransmit selectively.
+    pub selective: bool,
     pub seed: u64,
     pub ops: Vec<Op>,
 }
@@ -135,6 +137,7 @@ struct PlanRun {
 /// What is wrong, for people.
 pub fn run(plan: &Plan) -> Result<(), String> {
     let mut run = PlanRun::new(plan);
+    run.sim.start_trace();
     for op in &plan.ops {
         run.apply(op);
     }
@@ -143,7 +146,16 @@ pub fn run(plan: &Plan) -> Result<(), String> {
             run.post_receive(side);
         }
     }
-    if !run.sim.drive_bounded(MANY_STEPS) {
+    if !run.sim.drive_bounded(20000) {
+        let t = run.sim.trace();
+        let l: Vec<_> = t.lines().collect();
+        for x in &l[..120.min(l.len())] {
+            eprintln!("{x}");
+        }
+        eprintln!("....");
+        for x in &l[l.len() - 60..] {
+            eprintln!("{x}");
+        }
         return Err(format!("still busy after {MANY_STEPS} steps, at {} us", run.sim.now / MICROSECOND));
     }
     run.judge()
@@ -160,6 +172,7 @@ impl PlanRun {
             signal_all: false,
             memory: usize::try_from(5 * AREA).unwrap_or(0) + 2 * Setup::GUARD,
             runs: plan.seed % 2 == 1,
+            selective: plan.selective,
             ..Setup::default()
         };
         let mut sim = Sim::with(&setup, plan.conditions, plan.seed);

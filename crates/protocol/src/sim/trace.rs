@@ -3,16 +3,27 @@
 use std::fmt::Write as _;
 
 use crate::timing::{MICROSECOND, Nanos};
-use crate::wire::{Header, ICRC_LEN, Syndrome};
+use crate::wire::{Header, ICRC_LEN, SelectiveAck, Syndrome};
 
-/// One packet, sent by endpoint `from` in a datagram of `len` bytes.
-pub(crate) fn line(now: Nanos, from: usize, header: &Header, len: usize) -> String {
+/// One packet, sent by endpoint `from` in this datagram.
+pub(crate) fn line(now: Nanos, from: usize, header: &Header, datagram: &[u8]) -> String {
     let opcode = header.opcode;
     let (micros, hundredths) = (now / MICROSECOND, now % MICROSECOND / 10);
     let mut line = String::new();
     // Writing to a string cannot fail.
+    if let Some(ack) = SelectiveAck::parse(datagram) {
+        let arrived = ack.arrived().map(|ahead| ack.missing.plus(u32::try_from(ahead).unwrap_or(0)));
+        let arrived = arrived.map(|psn| psn.to_string()).collect::<Vec<_>>().join(" ");
+        let _ = write!(
+            line,
+            "{micros:>6}.{hundredths:02} {} SelectiveAck {} is missing, arrived {arrived}",
+            name(from),
+            ack.missing
+        );
+        return line;
+    }
     let _ = write!(line, "{micros:>6}.{hundredths:02} {} {opcode:?} {}", name(from), header.psn);
-    let payload = len.saturating_sub(header.len() + usize::from(header.pad) + ICRC_LEN);
+    let payload = datagram.len().saturating_sub(header.len() + usize::from(header.pad) + ICRC_LEN);
     if payload > 0 {
         let _ = write!(line, " {payload} B");
     }

@@ -12,6 +12,7 @@ mod malformed;
 mod marker;
 mod opcode;
 mod presence;
+mod selective_ack;
 
 pub use header::{Aeth, AtomicEth, Deth, Feth, Header, Parsed, Reth, Syndrome};
 pub use id_policy::{IdPolicy, IdVerdict};
@@ -20,6 +21,7 @@ pub use malformed::Malformed;
 pub use marker::Marker;
 pub use opcode::{Opcode, OpcodeKind, PacketPosition, Service};
 pub use presence::{Capabilities, Presence};
+pub use selective_ack::SelectiveAck;
 
 /// The UDP port RoCEv2 packets are sent to.
 pub const ROCE_PORT: u16 = 4791;

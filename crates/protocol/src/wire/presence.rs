@@ -43,8 +43,11 @@ impl Capabilities {
     pub const GENERATIONS: u64 = 1 << 1;
     /// Its queue pairs answer 16 READs and atomics at a time, also where their attributes say less.
     pub const RESPONDER_RESOURCES: u64 = 1 << 2;
+    /// Its reliable queue pairs keep packets that arrive behind a gap, and send and obey
+    /// [`SelectiveAck`](super::SelectiveAck)s.
+    pub const SELECTIVE: u64 = 1 << 3;
     /// All that this version has.
-    pub const OURS: u64 = Self::KEEP_ALIVE | Self::GENERATIONS | Self::RESPONDER_RESOURCES;
+    pub const OURS: u64 = Self::KEEP_ALIVE | Self::GENERATIONS | Self::RESPONDER_RESOURCES | Self::SELECTIVE;
 }
 
 impl Presence {
@@ -53,9 +56,9 @@ impl Presence {
     /// Bytes of the packet.
     pub const LEN: usize = BODY + ICRC_LEN;
 
-    /// The answer to a request, from a device of that generation.
+    /// The answer to a request, from a device of that generation with these capabilities.
     #[must_use]
-    pub fn answer(&self, generation: u64) -> Self {
+    pub fn answer(&self, generation: u64, capabilities: u64) -> Self {
         Self {
             is_answer: true,
             to: self.from,
@@ -63,7 +66,7 @@ impl Presence {
             version: Self::VERSION,
             nonce: self.nonce,
             generation,
-            capabilities: Capabilities::OURS,
+            capabilities,
         }
     }
 
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn it_is_read_as_it_was_written_and_is_nothing_else() {
-        for presence in [request(), request().answer(77)] {
+        for presence in [request(), request().answer(77, Capabilities::KEEP_ALIVE)] {
             let mut packet = [0xee; Presence::LEN];
             presence.emit(&mut packet);
             assert_eq!(Presence::parse(&packet), Some(presence));
@@ -140,7 +143,7 @@ mod tests {
             packet[4] = 1;
             assert_eq!(Presence::parse(&packet), None);
         }
-        let answer = request().answer(77);
+        let answer = request().answer(77, Capabilities::KEEP_ALIVE);
         assert_eq!((answer.to, answer.from, answer.nonce), (request().from, request().to, request().nonce));
     }
 

@@ -171,6 +171,7 @@ fn every_state_and_packet_kind() {
                 send_depth: 4,
                 signal_all: true,
                 responder_resources: 0,
+                selective: false,
                 peer_resources: 0,
             });
             let remote = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);

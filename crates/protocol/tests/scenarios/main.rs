@@ -10,4 +10,5 @@ mod operations;
 mod order;
 mod patience;
 mod refusals;
+mod selective;
 mod world;

@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Probe, Read};
 
+/// Why an attribute of CUDA's is not known: the driver is older than the attribute. Its number
+/// follows.
+pub const ATTRIBUTE_UNKNOWN: &str = "the driver does not know attribute";
+
 /// GPU vendor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -44,13 +48,13 @@ pub struct Gpu {
     /// How much of BAR1 is in use.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub bar1_used_bytes: Read<u64>,
-    /// CUDA attribute 116: other devices may reach its memory.
+    /// CUDA attribute 116: other devices may reach its memory. Drivers before 465 do not know it.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub gpudirect_rdma: Read<bool>,
     /// CUDA attribute 110: VMM memory, too.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub gpudirect_rdma_vmm: Read<bool>,
-    /// CUDA attribute 124: its memory can be exported as a dma-buf.
+    /// CUDA attribute 124: its memory can be exported as a dma-buf. Drivers before 515 do not know it.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub dma_buf: Read<bool>,
     /// Whether it is divided (MIG).

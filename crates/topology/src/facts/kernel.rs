@@ -81,6 +81,12 @@ impl Kernel {
         version_pair(&self.release)
     }
 
+    /// The major version of NVIDIA's module: 580 of `580.159.04`.
+    #[must_use]
+    pub fn nvidia_major(&self) -> Option<u32> {
+        self.nvidia.known()?.as_ref()?.version.split('.').next()?.parse().ok()
+    }
+
     /// Whether a module is loaded; unknown where the list could not be read.
     #[must_use]
     pub fn is_loaded(&self, module: &str) -> Option<bool> {

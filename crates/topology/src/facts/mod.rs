@@ -3,10 +3,12 @@
 //! Facts are read once (`sysfs`, and probes of the command), can be saved, sent and replayed.
 //! docs/reference/doctor.md describes the file.
 
+mod blame;
 mod gpu;
 mod kernel;
 mod machine;
 mod nic;
+mod order;
 mod pci;
 mod process;
 mod read;
@@ -19,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clean;
 
-pub use gpu::{Gpu, GpuVendor};
+pub use gpu::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
 pub use kernel::{Kernel, Module, NvidiaModule};
 pub use kernel::{NO_FOLDER, version_pair};
 pub use machine::{Cpu, Machine, NumaNode};
@@ -86,6 +88,20 @@ pub struct Registration {
     pub probe: Probe,
 }
 
+/// Result of moving bytes between memory of a GPU and an adapter (`doctor --prove`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transfer {
+    /// PCI address of the GPU.
+    pub gpu: String,
+    /// Name of the adapter.
+    pub nic: String,
+    /// Bytes that were moved.
+    pub bytes: u64,
+    /// How it ended.
+    pub probe: Probe,
+}
+
 /// The facts of one machine, as one process of it sees them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -118,6 +134,9 @@ pub struct Facts {
     /// Results of registering GPU memory with adapters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub registrations: Vec<Registration>,
+    /// Results of moving bytes between GPU memory and adapters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transfers: Vec<Transfer>,
     /// Device files that matter, those that exist: `/dev/infiniband/*`, `/dev/nvidia*`,
     /// `/dev/gdrdrv`.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
@@ -152,6 +171,7 @@ impl Default for Facts {
             gpus: Vec::new(),
             nics: Vec::new(),
             registrations: Vec::new(),
+            transfers: Vec::new(),
             devices: Read::default(),
             process: Process::default(),
             environment: BTreeMap::new(),
@@ -178,6 +198,14 @@ pub enum FactsError {
     /// It is no JSON, or not of this form.
     #[error("the file cannot be understood: {}", clean(&.0.to_string()))]
     Malformed(serde_json::Error),
+    /// A field has another form.
+    #[error("the field {} is not as expected: {}", clean(field), clean(&error.to_string()))]
+    Field {
+        /// The field: `nics[3].ports[0].rate_gbps`.
+        field: String,
+        /// What was found and what is expected, with line and column.
+        error: serde_json::Error,
+    },
     /// It is some other JSON.
     #[error("this is no facts file: its \"kind\" is not \"{KIND}\"")]
     NotFacts,
@@ -217,7 +245,10 @@ impl Facts {
             return Err(FactsError::Version { found, by: by.to_owned() });
         }
         // Parse the text again, not the value, so that errors name a line.
-        serde_json::from_str(text).map_err(Self::explain)
+        serde_json::from_str(text).map_err(|error| match blame::field(&raw) {
+            Some(field) => FactsError::Field { field, error },
+            None => Self::explain(error),
+        })
     }
 
     fn explain(error: serde_json::Error) -> FactsError {

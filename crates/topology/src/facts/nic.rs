@@ -24,6 +24,9 @@ pub struct Nic {
     /// Its file below `/dev/infiniband`: `uverbs0`; null where the kernel made none.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub uverbs: Read<Option<String>>,
+    /// Whether libibverbs lists it: it has a provider for its driver.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub listed: Read<bool>,
     /// Its ports.
     #[serde(default)]
     pub ports: Vec<Port>,
@@ -60,6 +63,12 @@ pub struct Port {
     /// Largest RDMA packet, in bytes, as agreed with the switch or derived from the interface.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub active_mtu: Read<u32>,
+    /// Its address (LID) in an InfiniBand network.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub lid: Read<u32>,
+    /// The address of the subnet manager; 0 for none.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub sm_lid: Read<u32>,
     /// Its network interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netdev: Option<Netdev>,

@@ -2,20 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::de::{self, DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A fact, or why it is not known.
 ///
 /// In the facts file a known fact is written plainly. One that could not be read is `{"unread":
 /// "why"}`. One that is left out was not queried. A check reports an unknown fact as such, and
 /// never takes it for a good one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Read<T> {
     /// Could not be read, and why.
     No(Unread),
     /// What was read.
     Yes(T),
+}
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Read<T> {
+    /// By its form, so that an error names what the fact itself should be.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        if value.get("unread").is_some() {
+            return serde_json::from_value(value).map(Self::No).map_err(de::Error::custom);
+        }
+        let told = |error| de::Error::custom(format_args!("{error}, or {{\"unread\": \"why\"}}"));
+        serde_json::from_value(value).map(Self::Yes).map_err(told)
+    }
 }
 
 /// Why a fact is not known.

@@ -35,6 +35,9 @@ impl Facts {
                 *line = known_words(line);
             }
         }
+        for transfer in &mut self.transfers {
+            transfer.probe.detail = hide_addresses(&transfer.probe.detail);
+        }
         for (name, value) in
             self.environment.iter_mut().chain(self.config_files.values_mut().flat_map(|file| file.iter_mut()))
         {
@@ -153,9 +156,21 @@ fn known_words(line: &str) -> String {
         "unknown",
         "write",
     ];
-    const MORE: [&str; 7] = ["0m", "nvidia", "this", "to", "type", "version", "your"];
-    const BEGINNINGS: [&str; 6] =
-        ["ib_", "nvidia_p2p_", "nvidia_peermem", "nvidia-peermem", "nv_peer_mem", "mlx5_core"];
+    const MORE: [&str; 9] = ["0m", "avc", "denied", "nvidia", "this", "to", "type", "version", "your"];
+    const BEGINNINGS: [&str; 11] = [
+        "ib_",
+        "nvidia_p2p_",
+        "nvidia_peermem",
+        "nvidia-peermem",
+        "nv_peer_mem",
+        "mlx5_core",
+        // Denials of SELinux and AppArmor.
+        "apparmor=\"denied",
+        "path=\"/dev/infiniband",
+        "name=\"/dev/infiniband",
+        "path=\"/dev/nvidia",
+        "name=\"/dev/nvidia",
+    ];
     let mut kept: Vec<&str> = Vec::new();
     for word in line.split_whitespace() {
         let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_ascii_lowercase();

@@ -259,6 +259,7 @@ impl Build {
             nodes.push(node(&format!("/dev/infiniband/{uverbs}")));
         }
         self.facts.nics.push(Nic {
+            listed: Read::Yes(true),
             name,
             address: Some(address.to_owned()),
             driver: Some(driver.to_owned()),

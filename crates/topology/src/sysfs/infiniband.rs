@@ -104,8 +104,16 @@ fn port(root: &Root, folder: &str, number: u32) -> Port {
         }
         _ => Read::no("only libibverbs tells"),
     };
+    // Ethernet has neither.
+    let address = |name: &str| match link_layer.eq_ignore_ascii_case("infiniband") {
+        true => root.number::<u32>(&file(name)).map_or_else(|_| Read::default(), Read::Yes),
+        false => Read::default(),
+    };
+    let (lid, sm_lid) = (address("lid"), address("sm_lid"));
     Port {
         number,
+        lid,
+        sm_lid,
         state: word("state"),
         physical_state: word("phys_state"),
         link_layer,

@@ -30,10 +30,10 @@ const EXPECT_SIZES = Array.from({ length: 28 }, (_, i) => 8 * 2 ** i);
 const expect = { values: {}, at: 17, base: 'this', answer: null, nodes: {}, busy: null };
 
 /** A row of the compact table as a row of predict --json. */
-function expandRow([bytes, direct, reason, staged]) {
+function expandRow([bytes, direct, reason, staged, unknown]) {
   const estimate = e => e && { size: bytes, microseconds: { expected: e[0], low: e[1], high: e[2] },
     gbytes_per_s: { expected: e[3], low: e[4], high: e[5] }, binds: e[6], stream_binds: e[7], shares: e[8] || [] };
-  return { size: bytes, direct: estimate(direct), not_direct: reason, staged: estimate(staged), unpipelined: null };
+  return { size: bytes, direct: estimate(direct), not_direct: reason, not_predicted: unknown, staged: estimate(staged), unpipelined: null };
 }
 const expand = value => value.schema ? value : { parts: null, upgrades: [], ...value, rows: value.rows.map(expandRow) };
 
@@ -225,7 +225,7 @@ function tiles(row, answer) {
     e ? [h('p', { className: 'big' }, micros(e.microseconds.expected), h('small', {}, ` ${num(e.microseconds.low)} to ${num(e.microseconds.high)}`)),
       h('p', { className: 'big' }, `${num(e.gbytes_per_s.expected)} GB/s`, h('small', {}, ` ${num(e.gbytes_per_s.low)} to ${num(e.gbytes_per_s.high)}`)),
       h('p', { className: 'muted' }, `Message limited by: ${factor(e.binds)}. Stream: ${factor(e.stream_binds)}.`), shares(e)]
-      : h('p', {}, row.not_direct ? `Not direct: ${row.not_direct}` : 'Not applicable.'));
+      : h('p', {}, row.not_predicted ? `Not predicted: ${row.not_predicted}` : row.not_direct ? `Not direct: ${row.not_direct}` : 'Not applicable.'));
   const gain = direct && staged && staged.microseconds.expected / direct.microseconds.expected;
   const streamGain = direct && staged && direct.gbytes_per_s.expected / staged.gbytes_per_s.expected;
   return h('div', { className: 'tiles', 'aria-live': 'polite' },

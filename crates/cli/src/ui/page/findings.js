@@ -3,7 +3,7 @@ import { fixList, h, put } from './util.js';
 
 const LEVELS = { error: 'Error', warning: 'Warning', unknown: 'Unknown', info: 'Info' };
 const MANY = { error: 'errors', warning: 'warnings', unknown: 'unknown', info: 'info' };
-const EFFECTS = { blocks: 'GPUDirect is off for these devices', slows: 'GPUDirect is slower than possible', nothing: '' };
+const EFFECTS = { blocks: 'GPUDirect is off for these devices', slows: 'GPUDirect is slower than possible', stages: 'A library does not use GPUDirect', nothing: '' };
 
 export function showFindings(host, data) {
   const { findings } = data.doctor;
@@ -36,6 +36,8 @@ function finding(f) {
       h('section', {}, f.evidence.length ? [h('h3', {}, 'Evidence'), h('ul', { className: 'evidence' }, f.evidence.map(e => h('li', {}, h('span', { className: 'muted' }, e.source), h('code', {}, e.value))))] : null,
         h('dl', { className: 'facts small' },
           EFFECTS[f.effect] ? [h('dt', {}, 'Effect'), h('dd', {}, EFFECTS[f.effect])] : null,
+          f.cost ? [h('dt', {}, 'Cost'), h('dd', {}, f.cost)] : null,
+          f.under ? [h('dt', {}, 'Part of'), h('dd', {}, h('code', {}, f.under))] : null,
           f.library ? [h('dt', {}, 'Concerns'), h('dd', {}, f.library)] : null,
           f.devices.length ? [h('dt', {}, 'Devices'), h('dd', { className: 'mono' }, f.devices.join(', '))] : null,
           h('dt', {}, 'Check'), h('dd', {}, h('code', {}, f.id))))));

@@ -132,6 +132,14 @@ impl Host for PacketHost<'_> {
         Ok(())
     }
 
+    fn copy_payload(&mut self, into: &mut [u8]) -> Result<(), LocalFault> {
+        if into.len() != self.payload.len() {
+            return Err(LocalFault);
+        }
+        self.payload.copy_to(into);
+        Ok(())
+    }
+
     fn select_receives(&mut self, number: u32) -> Result<(), Nak> {
         let ReceiveSource::Named(srqs, target) = &mut self.receives else { return Ok(()) };
         target.current = srqs.find_xrc(number, target.domain);

@@ -28,6 +28,7 @@ pub(crate) mod queue_pair;
 pub(crate) mod region;
 pub(crate) mod release;
 pub(crate) mod scatter;
+mod selective;
 pub(crate) mod snapshot;
 pub(crate) mod srqs;
 pub(crate) mod submission;
@@ -41,9 +42,8 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
 
-use nobounce_protocol::qp::{Handled, QpEvent, QpState, Status};
+use nobounce_protocol::qp::{QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Malformed, Marker, Parsed, Qpn, Service};
 
@@ -59,7 +59,7 @@ use crate::soft::engine::overflows::Overflows;
 use crate::soft::engine::packet::put_marker;
 use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, SameHost, Scheduler};
 use crate::soft::engine::path::{NetworkPaths, PathIndex, Sharers};
-use crate::soft::engine::presence::Presences;
+use crate::soft::engine::presence::{PresenceConfig, Presences};
 use crate::soft::engine::queue_pair::{Posted, QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::snapshot::Keeper;
@@ -126,8 +126,8 @@ pub(crate) struct Joint {
     pub(crate) overflows: Arc<Overflows>,
     /// Number of engines that send to the same sockets; `None` if the device can have only one.
     pub(crate) sharers: Option<Arc<Sharers>>,
-    /// The interval of keep-alives.
-    pub(crate) keep_alive: Option<Duration>,
+    /// What peers are asked.
+    pub(crate) presence: PresenceConfig,
 }
 
 /// The state of one engine beside its link.
@@ -167,7 +167,7 @@ impl Engine {
         waker: Arc<Waker>,
         joint: Joint,
     ) -> Self {
-        let Joint { events, windows, overflows, sharers, keep_alive } = joint;
+        let Joint { events, windows, overflows, sharers, presence } = joint;
         let core = Core {
             local: link.local(),
             slot: link.slot(),
@@ -187,7 +187,7 @@ impl Engine {
             copy_waits: CopyWaits::default(),
             account: Account::default(),
             overflow: OverflowCursor { known: overflows.count(), shared: overflows },
-            presences: Presences::new(keep_alive),
+            presences: Presences::new(presence),
             groups: Groups::new(),
         };
         let caller = CallerWait { spin: AdaptiveSpin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
@@ -213,7 +213,7 @@ impl Engine {
         {
             self.core.paths.ends_here(path, self.link.receive_room());
         }
-        self.core.expect_presence(now_ns());
+        self.core.expect_presence(now_ns(), index);
     }
 
     /// Resolves the local peers among datagram destinations before the first datagram is built.
@@ -430,7 +430,9 @@ impl Core {
             Err(malformed) => {
                 let is_ours = *malformed == Malformed::UnknownOpcode
                     && datagram.group.is_none()
-                    && (self.handle_marker(datagram) || self.handle_presence(now, datagram));
+                    && (self.handle_selective_ack(now, datagram)
+                        || self.handle_marker(datagram)
+                        || self.handle_presence(now, datagram));
                 if is_ours {
                     return;
                 }
@@ -510,12 +512,11 @@ impl Core {
             tally: &mut entry.tally.inbound,
         };
         let handled = entry.qp.handle_run(now, (header, packets), payload.len(), &mut host);
-        match handled {
-            Handled::Taken => {}
-            Handled::WrongState => self.account.counters.wrong_state += 1,
-            Handled::Unsolicited => self.account.counters.unsolicited += 1,
-            Handled::WrongService => self.account.counters.wrong_service += 1,
+        self.account.counters.count_handled(handled);
+        if entry.qp.holds_packets() {
+            self.deliver_held(now, index, datagram);
         }
+        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
         if header.has_xrceth()
             && let Some(srq) = entry.posted.shared()
         {

@@ -1,12 +1,15 @@
-//! Keep-alives: whether peers that are reached by UDP still live.
+//! What peers that are reached by UDP can do, and whether they still live.
 //!
-//! A NIC learns of a dead peer only by sending. A queue pair that waits for its peer, with nothing
-//! in flight, would never learn of it. So each peer gets a request in every interval
-//! ([`Presence`]), and one that answered before and is silent for [`LOST_AFTER`] intervals is dead:
+//! A device asks each peer for its version and capabilities ([`Presence`]) when a queue pair
+//! connects, and again with growing delays until it answers. A peer that never answers is another
+//! RoCE device, and is left alone.
+//!
+//! Keep-alives: a NIC learns of a dead peer only by sending. A queue pair that waits for its peer, with nothing
+//! in flight, would never learn of it. With keep-alives each peer gets a request in every interval,
+//! and one that answered before and is silent for [`LOST_AFTER`] intervals is dead:
 //! its queue pairs end in error, as after exhausted retries. Every queue pair keeps the generation
 //! of its peer's first answer. Where a later answer has another one, the peer was started
-//! anew, and its end of that queue pair did not survive. A peer that never answers is another RoCE
-//! device, and is left alone.
+//! anew, and its end of that queue pair did not survive.
 //!
 //! Every nobounce device answers, whether it asks or not.
 
@@ -16,11 +19,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use nobounce_protocol::qp::QpState;
-use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::timing::{MILLISECOND, Nanos};
 use nobounce_protocol::wire::{Capabilities, Presence, Qpn};
 
 use crate::links::{RxDatagram, TxBatch};
 use crate::process::random::random_u32;
+use crate::soft::config::{Config, Retransmit};
 use crate::soft::engine::Core;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
@@ -33,6 +37,24 @@ const MAX_REQUESTS: u32 = 10;
 /// Answers that wait to be sent.
 const MAX_ANSWERS: usize = 64;
 
+/// The second request follows the first one so soon; each later one takes twice as long.
+const FIRST_DELAY: Nanos = 10 * MILLISECOND;
+
+/// What peers are asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PresenceConfig {
+    /// How often they are asked whether they live.
+    keep_alive: Option<Duration>,
+    /// Whether this device retransmits selectively, and asks peers whether they do.
+    selective: bool,
+}
+
+impl PresenceConfig {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self { keep_alive: config.keep_alive, selective: config.retransmit == Retransmit::Auto }
+    }
+}
+
 /// A peer: its address and slot.
 type PeerName = (IpAddr, u8);
 
@@ -44,33 +66,51 @@ struct KnownPeer {
     /// Of its last answer; `None` before the first one.
     generation: Option<u64>,
     heard: Nanos,
+    /// When it is asked next.
+    next_at: Option<Nanos>,
+}
+
+impl KnownPeer {
+    fn new(now: Nanos) -> Self {
+        Self { nonce: random_u32(), asked: 0, generation: None, heard: now, next_at: Some(now) }
+    }
 }
 
 /// What the engine knows of its peers' presence.
 #[derive(Debug)]
 pub(crate) struct Presences {
     interval: Option<Nanos>,
+    selective: bool,
     generation: u64,
     peers: HashMap<PeerName, KnownPeer>,
     answers: Vec<(IpAddr, Presence)>,
     requests: Vec<(IpAddr, Presence)>,
-    /// The timer is running.
-    armed: bool,
+    /// When the timer fires.
+    armed: Option<Nanos>,
 }
 
 impl Presences {
-    /// Asks peers once in this interval, if there is one.
-    pub(crate) fn new(interval: Option<Duration>) -> Self {
+    pub(crate) fn new(config: PresenceConfig) -> Self {
         let interval =
-            interval.map(|interval| Nanos::try_from(interval.as_nanos()).unwrap_or(Nanos::MAX / 8));
+            config.keep_alive.map(|interval| Nanos::try_from(interval.as_nanos()).unwrap_or(Nanos::MAX / 8));
         Self {
             interval,
+            selective: config.selective,
             generation: u64::from(random_u32()) << 32 | u64::from(random_u32()),
             peers: HashMap::new(),
             answers: Vec::new(),
             requests: Vec::new(),
-            armed: false,
+            armed: None,
         }
+    }
+
+    /// Whether this device retransmits selectively.
+    pub(crate) const fn is_selective(&self) -> bool {
+        self.selective
+    }
+
+    const fn capabilities(&self) -> u64 {
+        if self.selective { Capabilities::OURS } else { Capabilities::OURS & !Capabilities::SELECTIVE }
     }
 
     /// Whether something is to be sent.
@@ -99,11 +139,26 @@ struct Seen {
 }
 
 impl Core {
-    /// A queue pair was connected.
-    pub(crate) fn expect_presence(&mut self, now: Nanos) {
-        if self.presences.interval.is_some() && !self.presences.armed {
-            self.presences.armed = true;
-            self.scheduler.timers.push(Reverse((now, Timer::KeepAlive)));
+    /// A queue pair was connected: its peer is asked soon, also if it answered before.
+    pub(crate) fn expect_presence(&mut self, now: Nanos, index: u32) {
+        let Presences { interval, selective, .. } = self.presences;
+        let Some(entry) = self.qps[index as usize].as_deref() else { return };
+        if entry.route.ring.is_some()
+            || !entry.qp.service().is_reliable()
+            || !(selective || interval.is_some())
+        {
+            return;
+        }
+        let name = entry.peer();
+        let peer = self.presences.peers.entry(name).or_insert_with(|| KnownPeer::new(now));
+        (peer.asked, peer.next_at) = (0, Some(now));
+        self.arm_presence(now);
+    }
+
+    fn arm_presence(&mut self, at: Nanos) {
+        if self.presences.armed.is_none_or(|armed| at < armed) {
+            self.presences.armed = Some(at);
+            self.scheduler.timers.push(Reverse((at, Timer::KeepAlive)));
         }
     }
 
@@ -122,37 +177,51 @@ impl Core {
         peers
     }
 
-    /// Asks every peer, and gives up those that are silent.
+    /// Asks the peers whose turn it is, and gives up those that are silent.
     #[cold]
     pub(crate) fn ask_for_presence(&mut self, now: Nanos) {
-        let Some(interval) = self.presences.interval else { return };
+        if self.presences.armed.take_if(|armed| *armed <= now).is_none() {
+            return; // an earlier timer has done it
+        }
         let seen = self.distant_peers();
         self.presences.peers.retain(|name, _| seen.contains_key(name));
-        self.presences.armed = !seen.is_empty();
         let mut lost = Vec::new();
-        let generation = self.presences.generation;
+        let (generation, capabilities) = (self.presences.generation, self.presences.capabilities());
+        let interval = self.presences.interval;
+        let mut next: Option<Nanos> = None;
         for (name, Seen { ours, theirs, heard }) in seen {
-            let peer = self.presences.peers.entry(name).or_insert_with(|| KnownPeer {
-                nonce: random_u32(),
-                asked: 0,
-                generation: None,
-                heard: now,
-            });
+            let peer = self.presences.peers.entry(name).or_insert_with(|| KnownPeer::new(now));
+            let Some(at) = peer.next_at else { continue };
+            if at > now {
+                next = Some(next.map_or(at, |next| next.min(at)));
+                continue;
+            }
             let silent = now.saturating_sub(peer.heard.max(heard));
             // Time alone does not tell: this process may have been stopped.
             let unanswered = u64::from(peer.asked) >= LOST_AFTER;
-            if peer.generation.is_some() && unanswered && silent >= LOST_AFTER * interval {
+            if let Some(interval) = interval
+                && peer.generation.is_some()
+                && unanswered
+                && silent >= LOST_AFTER * interval
+            {
                 lost.push(name);
                 continue;
             }
-            if peer.generation.is_none() && peer.asked >= MAX_REQUESTS {
-                if peer.asked == MAX_REQUESTS {
-                    tracing::info!(peer = %name.0, "no answer to keep-alives: another RoCE device, whose end goes unnoticed");
-                    peer.asked += 1;
-                }
+            if (peer.generation.is_none() || interval.is_none()) && peer.asked >= MAX_REQUESTS {
+                tracing::info!(peer = %name.0, "no answer to requests: another RoCE device; go-back-N, and its end goes unnoticed");
+                peer.next_at = None;
                 continue;
             }
+            let delay = FIRST_DELAY << peer.asked.min(MAX_REQUESTS);
+            let again = match (peer.generation, interval) {
+                // Until it answers, and then for the keep-alives.
+                (None, Some(interval)) => now + delay.min(interval),
+                (Some(_), Some(interval)) => now + interval,
+                (_, None) => now + delay,
+            };
+            peer.next_at = Some(again);
             peer.asked += 1;
+            next = Some(next.map_or(again, |next| next.min(again)));
             let request = Presence {
                 is_answer: false,
                 to: theirs,
@@ -160,17 +229,17 @@ impl Core {
                 version: Presence::VERSION,
                 nonce: peer.nonce,
                 generation,
-                capabilities: Capabilities::OURS,
+                capabilities,
             };
             self.presences.requests.push((name.0, request));
         }
         for name in lost {
-            let seconds = LOST_AFTER * interval / 1_000_000_000;
+            let seconds = LOST_AFTER * interval.unwrap_or(0) / 1_000_000_000;
             tracing::warn!(peer = %name.0, "no sign of life for {seconds} s: its queue pairs here end in error");
             self.give_up(name, now);
         }
-        if self.presences.armed {
-            self.scheduler.timers.push(Reverse((now + interval, Timer::KeepAlive)));
+        if let Some(next) = next {
+            self.arm_presence(next);
         }
     }
 
@@ -199,34 +268,49 @@ impl Core {
             return false;
         }
         let [_, slot, ..] = presence.from.get().to_be_bytes();
+        let is_selective = presence.capabilities & Capabilities::SELECTIVE != 0;
         if !presence.is_answer {
             if let Some(peer) = self.presences.peers.get_mut(&(from, slot)) {
                 // It lives, and knows us now.
                 peer.heard = now;
                 if peer.generation.is_none() {
                     peer.asked = 0;
+                    if peer.next_at.is_none() {
+                        peer.next_at = Some(now);
+                        self.arm_presence(now);
+                    }
                 }
             }
             if self.presences.answers.len() < MAX_ANSWERS {
-                self.presences.answers.push((from, presence.answer(self.presences.generation)));
+                let answer = presence.answer(self.presences.generation, self.presences.capabilities());
+                self.presences.answers.push((from, answer));
             }
             return true;
         }
+        let has_interval = self.presences.interval.is_some();
         let Some(peer) = self.presences.peers.get_mut(&(from, slot)) else { return false };
         if peer.nonce != presence.nonce || presence.capabilities & Capabilities::KEEP_ALIVE == 0 {
             return false;
         }
         (peer.generation, peer.heard, peer.asked) = (Some(presence.generation), now, 0);
+        if !has_interval {
+            peer.next_at = None;
+        }
         let mut stale = false;
         let has_resources = presence.capabilities & Capabilities::RESPONDER_RESOURCES != 0;
         for entry in self.qps.iter_mut().flatten().filter(|entry| entry.peer() == (from, slot)) {
             let known = entry.schedule.peer_generation.get_or_insert(presence.generation);
             if *known != presence.generation {
-                entry.ends_at = Some(now);
-                stale = true;
+                if has_interval {
+                    entry.ends_at = Some(now);
+                    stale = true;
+                }
             } else if has_resources {
                 entry.qp.set_peer_resources(RESPONDER_RESOURCES);
             }
+        }
+        if is_selective {
+            self.retransmit_selectively(now, (from, slot), presence.generation);
         }
         if stale {
             tracing::warn!(peer = %from, "its device was opened anew: queue pairs to the old one end in error");

@@ -10,6 +10,7 @@ use crate::soft::engine::memory_windows::carry_out_local;
 use crate::soft::engine::packet::{Built, packet_len, port_hint, put_marker};
 use crate::soft::engine::queue_pair::{QueuePair, next_packet, next_request};
 use crate::soft::engine::region::Regions;
+use crate::soft::engine::selective::put_selective_ack;
 use crate::soft::local::local_peers::LocalPeers;
 use crate::tally::BytePath;
 
@@ -129,7 +130,7 @@ impl Core {
 
     /// The packets of a turn are built: markers, delayed ACKs, and the wait for room of the path.
     fn end_turn(&mut self, now: Nanos, index: u32, turn: Turn, shared: bool) -> Turn {
-        let Self { qps, tx, paths, scheduler, copy_waits, account, .. } = self;
+        let Self { qps, tx, regions, paths, scheduler, copy_waits, account, .. } = self;
         let Some(entry) = qps[index as usize].as_deref_mut() else { return turn };
         let mut turn = turn;
         if scheduler.ready.is_empty() {
@@ -142,6 +143,13 @@ impl Core {
             } else if let Some((to, marker)) = entry.marker(now) {
                 put_marker(tx, to, port_hint(entry), &marker);
                 account.counters.sent_markers += 1;
+            }
+        }
+        if turn != Turn::BatchFull && entry.route.ring.is_none() && entry.qp.has_selective_ack() {
+            if tx.has_room() {
+                put_selective_ack(entry, tx, regions);
+            } else {
+                turn = Turn::BatchFull;
             }
         }
         if entry.joins_holding() {

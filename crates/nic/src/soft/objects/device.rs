@@ -4,7 +4,6 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::Duration;
 
 use nobounce_protocol::qp::{Mtu, Service};
 use nobounce_protocol::seal::SealMode;
@@ -15,6 +14,7 @@ use crate::soft::config::Progress;
 use crate::soft::counters::Counters;
 use crate::soft::engine::Joint;
 use crate::soft::engine::memory_windows::Windows;
+use crate::soft::engine::presence::PresenceConfig;
 use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::totals;
 use crate::soft::engine::totals::{Identity, Totals};
@@ -114,8 +114,9 @@ impl Device {
         let maker = LinkMaker::new(config)?;
         let link = maker.link(0)?;
         let engines = (Some(maker), config.engines());
+        let presence = PresenceConfig::of(config);
         let sealed = config.key.as_ref().map(|key| key.mode);
-        Self::with(link, engines, (config.progress.mode(), config.speed, sealed), config.keep_alive)
+        Self::with(link, engines, (config.progress.mode(), config.speed, sealed), presence)
     }
 
     /// A device with one engine, on the caller's link.
@@ -123,14 +124,15 @@ impl Device {
     /// # Errors
     /// The kernel refused a descriptor.
     pub fn with_link(link: Box<dyn Link>) -> Result<Self, OpenError> {
-        Self::with(link, (None, 1), (Progress::default().mode(), PortSpeed::default(), None), None)
+        let settings = (Progress::default().mode(), PortSpeed::default(), None);
+        Self::with(link, (None, 1), settings, PresenceConfig::default())
     }
 
     fn with(
         link: Box<dyn Link>,
         (maker, engines): (Option<LinkMaker>, usize),
         (mode, speed, sealed): (Mode, PortSpeed, Option<SealMode>),
-        keep_alive: Option<Duration>,
+        presence: PresenceConfig,
     ) -> Result<Self, OpenError> {
         let local = link.local();
         let max_mtu = Mtu::at_most(link.capabilities().max_path_mtu).unwrap_or(Mtu::Mtu256);
@@ -141,7 +143,7 @@ impl Device {
             windows: windows.clone(),
             overflows: Arc::default(),
             sharers: (engines > 1).then(Arc::default),
-            keep_alive,
+            presence,
         };
         let identity = Identity { local, progress: mode.name(), speed, sealed };
         let reports = Report::all(identity);

@@ -130,6 +130,7 @@ impl Qp {
             signal_all: limits.signal_all,
             responder_resources: RESPONDER_RESOURCES,
             peer_resources: 0,
+            selective: false,
         };
         let (send_cq, recv_cq) = (send_cq.inner.clone(), recv_cq.inner.clone());
         let mut entry = QueuePair::new(qpn, ProtocolQp::new(config), pd.id, send_cq, recv_cq);
@@ -185,6 +186,7 @@ impl Qp {
             signal_all: false,
             responder_resources: RESPONDER_RESOURCES,
             peer_resources: 0,
+            selective: false,
         };
         let cqs = (domain.no_cq(), domain.no_cq());
         // A request has the protection domain of the queue that it names.

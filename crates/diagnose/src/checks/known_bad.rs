@@ -1,0 +1,211 @@
+//! Combinations of versions that are known to crash, hang or fail: one table.
+
+use crate::finding::{Finding, Severity};
+use crate::nccl::{self, Network};
+use crate::ucx;
+use nobounce_topology::analysis::Analysis;
+use nobounce_topology::facts::version_pair;
+
+type Version = (u32, u32);
+
+/// Where the combination strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Strikes {
+    /// One library.
+    Library(&'static str),
+    /// Every use of GPUDirect.
+    Path,
+    /// Something beside the path.
+    Aside,
+}
+
+/// A program or module whose version is looked at.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Nccl,
+    Ucx,
+    Driver,
+    Kernel,
+    NvPeerMem,
+}
+
+impl Part {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Nccl => "NCCL",
+            Self::Ucx => "UCX",
+            Self::Driver => "NVIDIA driver",
+            Self::Kernel => "kernel",
+            Self::NvPeerMem => "nv_peer_mem",
+        }
+    }
+
+    fn version(self, analysis: &Analysis<'_>) -> Option<(Version, String)> {
+        let facts = analysis.facts;
+        let text = match self {
+            Self::Nccl => facts.libraries.nccl.known()?.as_ref()?.version.clone()?,
+            Self::Ucx => facts.libraries.ucx.known()?.as_ref()?.version.clone()?,
+            Self::Driver => facts.kernel.nvidia.known()?.as_ref()?.version.clone(),
+            Self::Kernel => facts.kernel.release.clone(),
+            Self::NvPeerMem => facts.kernel.modules.known()?.get("nv_peer_mem")?.version.clone()?,
+        };
+        Some((version_pair(&text)?, text))
+    }
+}
+
+/// A row: versions from the first up to, but without, the second; the rest of the combination; what
+/// happens; the public report; the way out.
+struct Known {
+    part: Part,
+    since: Version,
+    before: Version,
+    with: fn(&Analysis<'_>) -> bool,
+    strikes: Strikes,
+    happens: &'static str,
+    source: &'static str,
+    fix: &'static str,
+}
+
+const TABLE: [Known; 7] = [
+    Known {
+        part: Part::Ucx,
+        since: (1, 22),
+        before: (1, 23),
+        with: |analysis| {
+            let cuda = analysis
+                .facts
+                .libraries
+                .cuda
+                .known()
+                .and_then(|cuda| version_pair(cuda.as_ref()?.version.as_deref()?));
+            cuda.is_some_and(|cuda| cuda >= (13, 0)) && !ucx::is_off(analysis.facts, "UCX_CUDA_COPY_DMABUF")
+        },
+        strikes: Strikes::Library("UCX"),
+        happens: "crashes with CUDA 13 when it probes dma-buf of pool allocations",
+        source: "rapidsai/ucxx#749",
+        fix: "`UCX_CUDA_COPY_DMABUF=no`   (or UCX 1.21)",
+    },
+    Known {
+        part: Part::Nccl,
+        since: (2, 13),
+        before: (2, 14),
+        with: |analysis| {
+            nccl::is_on(analysis.facts, "NCCL_DMABUF_ENABLE") != Some(false)
+                && analysis
+                    .best()
+                    .iter()
+                    .flatten()
+                    .any(|pair| pair.export.is_yes() && pair.import.is_no() && pair.peermem.is_yes())
+        },
+        strikes: Strikes::Library("NCCL"),
+        happens: "fails in ibv_reg_dmabuf_mr (Operation not supported) where only the GPU has dma-buf: it does not fall back to peer memory",
+        source: "NVIDIA/nccl#778",
+        fix: "`NCCL_DMABUF_ENABLE=0`   (or a newer NCCL)",
+    },
+    Known {
+        part: Part::Nccl,
+        since: (2, 17),
+        before: (2, 19),
+        with: |analysis| {
+            let over_ucx = |nic| matches!(nccl::network(analysis.facts, nic), Network::Ucx(_));
+            analysis.facts.nics.iter().any(over_ucx)
+        },
+        strikes: Strikes::Library("NCCL"),
+        happens: "closes connections of its UCX plugin in jobs above 128 ranks",
+        source: "NVIDIA/nccl#947",
+        fix: "`NCCL_NET=IB`   (or another version of NCCL)",
+    },
+    Known {
+        part: Part::Nccl,
+        since: (2, 18),
+        before: (2, 20),
+        with: |analysis| {
+            let facts = analysis.facts;
+            let is_dual = |nic: &nobounce_topology::facts::Nic| {
+                nic.ports.iter().filter(|port| port.is_active()).count() > 1
+            };
+            facts.nics.iter().any(is_dual)
+                && facts.gpus.iter().any(|gpu| {
+                    gpu.compute_capability.get().is_some_and(|cc| cc >= 90)
+                        && gpu.nvlinks.get().unwrap_or(0) > 0
+                })
+        },
+        strikes: Strikes::Library("NCCL"),
+        happens: "hangs or aborts (free(): invalid next size) with NVLS and adapters of two active ports",
+        source: "NVIDIA/nccl#1043",
+        fix: "`NCCL_NVLS_ENABLE=0`   (or NCCL 2.20 and newer)",
+    },
+    Known {
+        part: Part::NvPeerMem,
+        since: (0, 0),
+        before: (1, 2),
+        with: |analysis| {
+            let ofed = analysis.facts.kernel.ofed.known().and_then(Option::as_deref);
+            let digits = |text: &str| text.find(|c: char| c.is_ascii_digit()).map(|at| text[at..].to_owned());
+            ofed.and_then(digits)
+                .and_then(|text| version_pair(&text))
+                .is_some_and(|ofed| ((5, 1)..(6, 0)).contains(&ofed))
+        },
+        strikes: Strikes::Path,
+        happens: "deadlocks with OFED 5.1 to 5.9 when memory is freed (lock inversion, bug 2696789)",
+        source: "Mellanox/nv_peer_memory#92",
+        fix: "use nv_peer_mem 1.2 or newer, or nvidia_peermem of driver 470 and newer",
+    },
+    Known {
+        part: Part::Driver,
+        since: (595, 0),
+        before: (595, 71),
+        with: |analysis| {
+            let module = analysis.facts.kernel.nvidia.known().and_then(Option::as_ref);
+            module.is_some_and(|module| module.open == Some(true))
+        },
+        strikes: Strikes::Aside,
+        happens: "crashes the kernel when a debugger or a crash handler reads GPU mappings (nvidia_vma_access)",
+        source: "NVIDIA/open-gpu-kernel-modules#1107",
+        fix: "upgrade the driver to 595.71.05 or newer",
+    },
+    Known {
+        part: Part::Kernel,
+        since: (7, 0),
+        before: (7, 1),
+        with: |analysis| {
+            analysis.facts.kernel.release.contains("-nvidia")
+                && analysis.facts.gpus.iter().any(|gpu| gpu.title().contains("GB10"))
+        },
+        strikes: Strikes::Library("NCCL"),
+        happens: "refuses NCCL's registrations on GB10 (ibv_reg_mr_iova2: Cannot allocate memory)",
+        source: "MiaAI-Lab/DeepSeek-v4.1-Flash-DGX-Sparks#14",
+        fix: "boot the 6.17 kernel of the same distribution",
+    },
+];
+
+pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
+    let facts = analysis.facts;
+    if !analysis.has_hardware_nic() || facts.gpus.is_empty() {
+        return Vec::new();
+    }
+    let devices = || facts.gpus.iter().map(|gpu| gpu.address.clone());
+    TABLE
+        .iter()
+        .filter_map(|row| {
+            let (version, text) = row.part.version(analysis)?;
+            ((row.since..row.before).contains(&version) && (row.with)(analysis)).then_some((row, text))
+        })
+        .map(|(row, text)| {
+            let finding = Finding::new(
+                "known-bad",
+                Severity::Warning,
+                format!("{} {text} {}", row.part.name(), row.happens),
+            )
+            .why("This combination of versions is reported in public.")
+            .seen("version", format!("{} {text}", row.part.name()))
+            .seen("report", row.source)
+            .fix(row.fix);
+            match row.strikes {
+                Strikes::Library(library) => finding.of_library(library).blocks().on(devices()),
+                Strikes::Path => finding.blocks().on(devices()),
+                Strikes::Aside => finding,
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,183 @@
+//! What reports must say, and must not, on machines where a sentence was wrong before.
+
+#[path = "common/edit.rs"]
+mod edit;
+
+use nobounce_diagnose::{Style, diagnose, diagnose_with_peer, report};
+use nobounce_topology::facts::Facts;
+use nobounce_topology::machines;
+use serde_json::{Value, json};
+
+/// The changes that a machine with the closed module needs: no dma-buf.
+fn closed() -> Vec<(&'static str, Value)> {
+    vec![
+        ("/kernel/nvidia/open", json!(false)),
+        ("/gpus/*/dma_buf", json!(false)),
+        ("/gpus/*/export_probe", json!({"ok": false, "detail": "CUDA_ERROR_NOT_SUPPORTED"})),
+    ]
+}
+
+fn facts(base: &str, remove: &[&str], set: &[(&str, Value)]) -> Facts {
+    let remove: Vec<String> = remove.iter().map(|path| (*path).to_owned()).collect();
+    let set: Vec<(String, Value)> =
+        set.iter().map(|(path, value)| ((*path).to_owned(), value.clone())).collect();
+    edit::edit(&machines::machine(base).unwrap(), &remove, &set, base)
+}
+
+/// The whole report in one line.
+fn said(facts: &Facts) -> String {
+    let text = report(facts, &diagnose(facts), Style { color: false, width: 120, all: true });
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn no_variable_is_named_that_is_not_set() {
+    let mut set = closed();
+    set.push(("/kernel/peer_memory_clients", json!([])));
+    set.push(("/libraries/nccl/version", json!("2.12.9")));
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let text = said(&facts);
+    assert!(!text.contains("NCCL_DMABUF_ENABLE"), "{text}");
+    assert!(text.contains("NCCL 2.12 has no dma-buf support"), "{text}");
+}
+
+#[test]
+fn a_tesla_with_an_old_driver_is_not_told_to_buy_another_gpu() {
+    let set = [
+        ("/kernel/nvidia", json!({"version": "450.80.02", "open": false})),
+        ("/libraries/nvml/version", json!("450.80.02")),
+        ("/gpus/*/name", json!("Tesla V100-SXM2-32GB")),
+        ("/gpus/*/compute_capability", json!(70)),
+        ("/gpus/*/gpudirect_rdma", json!({"unread": "the driver does not know attribute 116"})),
+        ("/gpus/*/dma_buf", json!({"unread": "the driver does not know attribute 124"})),
+        ("/gpus/*/export_probe", json!({"ok": false, "detail": "cuMemGetHandleForAddressRange is missing"})),
+        ("/kernel/peer_memory_clients", json!([])),
+    ];
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let text = said(&facts);
+    assert!(!text.contains("data-centre or RTX professional GPU"), "{text}");
+    // Drivers before 470 do not ship nvidia_peermem.
+    assert!(text.contains("modprobe nv_peer_mem") && !text.contains("modprobe nvidia_peermem"), "{text}");
+}
+
+#[test]
+fn a_module_is_not_loaded_into_a_kernel_without_its_interface() {
+    let mut set = closed();
+    set.push(("/kernel/peer_memory_clients", json!({"unread": "no such folder"})));
+    set.push(("/kernel/peer_memory_api", json!(false)));
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let text = said(&facts);
+    assert!(text.contains("nstall DOCA-OFED, whose ib_core has the peer-memory interface"), "{text}");
+}
+
+#[test]
+fn fixes_in_a_container_name_the_side() {
+    let mut set = closed();
+    set.push(("/kernel/peer_memory_clients", json!([])));
+    set.push(("/process/container", json!("docker")));
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let text = said(&facts);
+    assert!(
+        text.contains("on the host, not in the container")
+            || text.contains("On the host, not in the container"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_other_method_is_named_in_the_right_direction() {
+    let works = |text: &str, wanted: &str, wrong: &str| {
+        assert!(text.contains(wanted), "{text}");
+        assert!(!text.contains(wrong), "{text}");
+    };
+    // Peer memory works, dma-buf does not.
+    works(&said(&facts("dgx-a100", &[], &closed())), "Peer memory works here", "dma-buf works here");
+    // dma-buf works, peer memory does not.
+    let set = [("/kernel/peer_memory_clients", json!([]))];
+    let without = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    works(&said(&without), "dma-buf works here", "Peer memory works here");
+}
+
+#[test]
+fn a_failed_registration_is_not_blamed_on_an_export_that_worked() {
+    let refused = json!([{"gpu": "0000:18:00.0", "nic": "mlx5_0", "way": "dma-buf", "bytes": 2_097_152,
+        "probe": {"ok": false, "errno": 22, "detail": "ibv_reg_dmabuf_mr: Invalid argument"}}]);
+    let set = [("/registrations", refused), ("/kernel/peer_memory_clients", json!([]))];
+    let facts = facts("workstation", &["/kernel/modules/nvidia_peermem"], &set);
+    let text = said(&facts);
+    assert!(!text.contains("cannot be exported") && !text.contains("dmabuf-export"), "{text}");
+    assert!(
+        text.contains("refused GPU memory that was exported") && text.contains("Invalid argument"),
+        "{text}"
+    );
+}
+
+#[test]
+fn links_of_one_chain_are_one_finding_with_complete_ways_out() {
+    let mut set = closed();
+    set.push(("/kernel/peer_memory_clients", json!([])));
+    set.push(("/kernel/release", json!("5.4.0-150-generic")));
+    set.push(("/kernel/ofed", json!(null)));
+    set.push((
+        "/nics/*/dma_buf_probe",
+        json!({"ok": false, "errno": 95, "detail": "Operation not supported"}),
+    ));
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let found = diagnose(&facts).findings;
+    let heads: Vec<_> =
+        found.iter().filter(|finding| finding.under.is_none()).map(|finding| finding.id).collect();
+    assert_eq!(heads, ["peermem-not-loaded"], "{found:#?}");
+    let below: Vec<_> = found.iter().filter_map(|finding| Some((finding.id, finding.under?))).collect();
+    assert_eq!(below.len(), 2, "{below:?}");
+    assert!(below.iter().all(|(_, under)| *under == "peermem-not-loaded"), "{below:?}");
+    // The easy way first, and each way complete.
+    let fix = found[0].fix.join("\n");
+    let at = |text: &str| fix.find(text).unwrap_or_else(|| panic!("{text}: {fix}"));
+    assert!(at("By peer memory") < at("By dma-buf, step 1 of 2"), "{fix}");
+    assert!(at("nvidia-open") < at("By dma-buf, step 2 of 2") && fix.contains("kernel 5.12"), "{fix}");
+}
+
+#[test]
+fn what_the_hardware_makes_moot_goes_below_it() {
+    let set = [
+        ("/nics/*/driver", json!("hfi1")),
+        ("/pci/*/iommu", json!({"group": 7, "kind": "DMA-FQ"})),
+        ("/nics/*/dma_buf_probe", json!({"ok": false, "errno": 95, "detail": "Operation not supported"})),
+    ];
+    let facts = facts("dgx-h100", &[], &set);
+    let found = diagnose(&facts).findings;
+    assert_eq!(found[0].id, "nic-no-dmabuf", "{found:#?}");
+    for finding in &found[1..] {
+        let is_moot = finding.id == "iommu-translates" || finding.id.starts_with("peermem");
+        assert_eq!(finding.under.is_some(), is_moot, "{}", finding.id);
+    }
+}
+
+#[test]
+fn a_gpu_has_one_name() {
+    let mut set = closed();
+    set.push(("/kernel/peer_memory_clients", json!([])));
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let diagnosis = diagnose(&facts);
+    let address = &facts.gpus[0].address;
+    for finding in &diagnosis.findings {
+        assert!(!finding.title.contains(address) && !finding.why.contains(address), "{}", finding.title);
+    }
+    assert!(
+        diagnosis.findings[0].cost.as_ref().is_some_and(|cost| cost.starts_with("GPU ")),
+        "{diagnosis:#?}"
+    );
+}
+
+#[test]
+fn the_facts_of_the_peer_show_what_differs() {
+    let own = machines::machine("hgx-h100-roce").unwrap();
+    assert_eq!(diagnose_with_peer(&own, &own).ids(), diagnose(&own).ids());
+    let set = [("/nics/*/ports/*/active_mtu", json!(1024)), ("/libraries/nccl/version", json!("2.20.5"))];
+    let peer = facts("hgx-h100-roce", &[], &set);
+    let ids: Vec<_> = diagnose_with_peer(&own, &peer).ids().into_iter().map(|(id, _)| id).collect();
+    assert!(ids.contains(&"peer-mtu") && ids.contains(&"peer-version"), "{ids:?}");
+    let other = machines::machine("dgx-h100").unwrap();
+    let found = diagnose_with_peer(&own, &other).findings;
+    assert_eq!(found[0].id, "peer-link-layer", "{found:?}");
+}

@@ -1,0 +1,104 @@
+//! Selective retransmission: acknowledgements of packets behind a gap, and the packets themselves.
+
+use nobounce_protocol::qp::{IpOptions, QpState};
+use nobounce_protocol::timing::Nanos;
+use nobounce_protocol::wire::SelectiveAck;
+
+use crate::links::{Arrival, RxDatagram, TxBatch};
+use crate::soft::engine::Core;
+use crate::soft::engine::host::{PacketHost, ReceiveSource};
+use crate::soft::engine::packet::port_hint;
+use crate::soft::engine::queue_pair::{Posted, QueuePair};
+use crate::soft::engine::region::Regions;
+
+/// Adds the selective acknowledgement of the queue pair to the batch. None leaves while a GPU does
+/// not have all bytes: it covers them, and a later one, or the answer to a probe, says the same.
+pub(crate) fn put_selective_ack(entry: &mut QueuePair, tx: &mut TxBatch, regions: &Regions) {
+    let Some(ack) = entry.qp.poll_selective_ack(true) else { return };
+    if !regions.staging.is_settled(entry.owner()) {
+        return;
+    }
+    let to = entry.qp.attr().remote;
+    tx.set_ip_options(entry.qp.attr().ip_options);
+    tx.put(to, port_hint(entry), ack.len(), |room| ack.emit(room));
+    tx.set_ip_options(IpOptions::default());
+}
+
+impl Core {
+    /// Handles a selective acknowledgement; false if the packet is none, or not from the peer.
+    pub(crate) fn handle_selective_ack(&mut self, now: Nanos, datagram: &RxDatagram<'_>) -> bool {
+        let Some(ack) = SelectiveAck::parse(datagram.bytes) else { return false };
+        let ours = ack.to.get() >> 16 == u32::from(self.slot);
+        if !ours || !self.presences.is_selective() || (datagram.has_icrc && !self.check_icrc(datagram)) {
+            return false;
+        }
+        let Some(entry) = self.entry(ack.to) else { return false };
+        let beside = entry.route.heard_by_ring && datagram.arrival == Arrival::BesideRing;
+        if entry.qp.attr().remote != datagram.src || beside {
+            self.account.counters.wrong_peer += 1;
+            return true;
+        }
+        entry.schedule.heard = now;
+        let handled = entry.qp.handle_selective_ack(now, &ack);
+        entry.schedule.answered = true;
+        if !entry.schedule.touched {
+            entry.schedule.touched = true;
+            self.scheduler.touched.push(ack.to.get() & 0xffff);
+        }
+        self.account.counters.count_handled(handled);
+        true
+    }
+
+    /// A gap may have closed: delivers the packets behind it.
+    #[cold]
+    pub(crate) fn deliver_held(&mut self, now: Nanos, index: u32, datagram: &RxDatagram<'_>) {
+        loop {
+            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
+            let Some(held) = entry.qp.poll_held() else { return };
+            let Posted { receives, srq, xrc, receive_pd, sends, current, .. } = &mut entry.posted;
+            let mut host = PacketHost {
+                regions: &mut self.regions,
+                pd: &mut entry.pd,
+                receive_pd,
+                payload: (&held.payload).into(),
+                datagram,
+                local: &self.local,
+                sends,
+                receives: ReceiveSource::of(receives, *srq, xrc.as_mut(), &mut self.srqs),
+                current,
+                psn: held.header.psn,
+                qp: index,
+                ticket: &mut entry.gpu.ticket,
+                tally: &mut entry.tally.inbound,
+            };
+            let handled =
+                entry.qp.handle_run(now, (&held.header, held.packets), held.payload.len(), &mut host);
+            self.account.counters.count_handled(handled);
+            if held.header.has_xrceth()
+                && let Some(srq) = entry.posted.shared()
+            {
+                self.srqs.check_limit(srq, &self.events);
+                self.srqs.publish_room(srq);
+            }
+        }
+    }
+
+    /// A peer announced that it retransmits selectively, in this generation of its device.
+    pub(crate) fn retransmit_selectively(
+        &mut self,
+        now: Nanos,
+        name: (std::net::IpAddr, u8),
+        generation: u64,
+    ) {
+        if !self.presences.is_selective() {
+            return;
+        }
+        for entry in self.qps.iter_mut().flatten().filter(|entry| entry.peer() == name) {
+            let is_same = entry.schedule.peer_generation.is_none_or(|known| known == generation);
+            let connected = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+            if is_same && connected && entry.qp.service().is_reliable() && entry.route.ring.is_none() {
+                entry.qp.retransmit_selectively(now);
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Selective retransmission between two devices that agree on it, and go-back-N otherwise.
+
+use std::time::{Duration, Instant};
+
+use nobounce_nic::soft::{Config, LinkChoice, Mtu, Retransmit};
+use nobounce_nic::work::Operation;
+use nobounce_protocol::wire::Feth;
+
+use crate::common::{End, config, pair_with, patterns};
+
+const LEN: usize = 1 << 20;
+
+fn lossy(addr: &str, retransmit: Retransmit) -> Config {
+    let fault = Some("loss=0.02,reorder=0.02,dup=0.02,seed=3".parse().unwrap());
+    Config { fault, link: LinkChoice::Udp, retransmit, ..config(addr) }
+}
+
+/// Long messages of every kind, all bytes checked.
+fn exchange(a: &End, b: &End, round: u8) {
+    let (half, len) = (LEN as u64 / 2, 200_000);
+    a.fill(round);
+    b.fill(0xe0 + round);
+    b.post_recv(1, half, len);
+    a.post(Operation::Write(b.remote(0)), 0, len);
+    a.post(Operation::Send, 1, len);
+    a.post(Operation::FetchAdd { remote: b.remote(LEN as u64 - 8), add: 3 }, LEN as u64 - 8, 8);
+    a.post(Operation::Flush { remote: b.remote(0), len, feth: Feth::new(Feth::GLOBAL, 0) }, 0, 0);
+    a.post(Operation::Read(b.remote(0)), half, len);
+    a.succeed(5);
+    assert_eq!(b.completions(1)[0].byte_len, len);
+    assert!(b.bytes(0, 200_000) == patterns(round, 0, 200_000));
+    assert!(b.bytes(LEN / 2, 200_000) == patterns(round, 1, 200_000));
+    assert!(a.bytes(LEN / 2, 200_000) == patterns(round, 0, 200_000));
+}
+
+fn quiet_for(ends: [&End; 2], time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        ends.iter().for_each(|end| end.quiet());
+    }
+}
+
+#[test]
+fn both_agree_and_send_only_what_is_lost() {
+    let auto = |addr| lossy(addr, Retransmit::Auto);
+    let (a, b) = pair_with(&auto("127.59.1.1"), &auto("127.59.1.2"), LEN, Mtu::Mtu1024);
+    // The questions may be lost, too.
+    quiet_for([&a, &b], Duration::from_millis(100));
+    let before = a.counter("rcvd_seq_err") + b.counter("rcvd_seq_err");
+    for round in 0..4 {
+        exchange(&a, &b, 2 * round);
+        exchange(&b, &a, 2 * round + 1);
+    }
+    assert!(a.counter("retransmitted") > 0 && b.counter("retransmitted") > 0);
+    assert_eq!(a.counter("rcvd_seq_err") + b.counter("rcvd_seq_err"), before, "no NAK");
+}
+
+#[test]
+fn one_that_goes_back_is_met_with_the_standards_packets() {
+    for (ours, theirs) in
+        [(Retransmit::Auto, Retransmit::GoBackN), (Retransmit::GoBackN, Retransmit::GoBackN)]
+    {
+        let (a, b) = pair_with(&lossy("127.59.2.1", ours), &lossy("127.59.2.2", theirs), LEN, Mtu::Mtu1024);
+        quiet_for([&a, &b], Duration::from_millis(50));
+        exchange(&a, &b, 1);
+        exchange(&b, &a, 2);
+        assert_eq!(a.counter("retransmitted") + b.counter("retransmitted"), 0);
+        assert!(a.counter("rcvd_seq_err") + b.counter("rcvd_seq_err") > 0);
+    }
+}

@@ -1,0 +1,443 @@
+//! Selective retransmission: only what is lost is sent again.
+
+use super::{Out, Requester, ResponseOutcome};
+use crate::qp::completion::{Nak, Status};
+use crate::qp::request::Operation;
+use crate::qp::scoreboard::{Arrival, Scoreboard};
+use crate::qp::wqe::Wqe;
+use crate::qp::{Host, Params, Transmit};
+use crate::timing::{self, Nanos};
+use crate::wire::{Header, Opcode, SelectiveAck, Syndrome};
+
+impl Requester {
+    /// The peer keeps packets behind a gap: retransmits selectively from now on.
+    pub(crate) fn retransmit_selectively(&mut self, now: Nanos) {
+        if self.board.is_some() {
+            return;
+        }
+        let mut board = Scoreboard::new(self.una);
+        for wqe in self.sq.iter().take(self.started) {
+            let (from, to) = (wqe.psn.max(self.una), wqe.end().min(self.sent_top));
+            let packets = to.saturating_sub(from);
+            if wqe.request.op.fetches() {
+                for &(start, end) in &self.fetches.requests {
+                    let (start, end) = (start.max(from), end.min(to));
+                    board.push(now, end.saturating_sub(start), wqe.packet_cost(), true);
+                }
+            } else {
+                board.push(now, packets, wqe.packet_cost(), false);
+            }
+        }
+        (self.next..self.sent_top).for_each(|psn| board.lose(psn));
+        self.next = self.sent_top;
+        self.cursor = self.locate(self.next);
+        self.fetches.asked = self.fetches.requests.len();
+        self.outstanding = 0;
+        self.time_again();
+        self.board = Some(Box::new(board));
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        self.board.as_ref().map_or(self.next - self.una, |board| board.in_flight())
+    }
+
+    pub(super) fn has_lost(&self) -> bool {
+        self.board.as_ref().is_some_and(|board| board.has_lost())
+    }
+
+    /// PSNs that may be used before the oldest one is answered: the peer keeps and reports no more.
+    pub(super) fn span_left(&self) -> u64 {
+        match self.board {
+            Some(_) => (self.una + SelectiveAck::SPAN).saturating_sub(self.next),
+            None => u64::MAX,
+        }
+    }
+
+    pub(super) fn is_span_full(&self) -> bool {
+        self.span_left() == 0
+    }
+
+    pub(super) fn note_on_board(&mut self, now: Nanos, packets: u64, cost: u64, fetches: bool) {
+        if let Some(board) = &mut self.board {
+            board.push(now, packets, cost, fetches);
+        }
+    }
+
+    /// An answer that comes sooner is to an earlier copy.
+    fn soonest(&self) -> Nanos {
+        self.rtt.shortest() / 4 * 3
+    }
+
+    fn wqe_of(&self, psn: u64) -> Option<&Wqe> {
+        let started = self.sq.iter().take(self.started);
+        started.skip(self.index_of(psn)?).find(|wqe| (wqe.psn..wqe.end()).contains(&psn))
+    }
+
+    /// The first request that does not end before this PSN.
+    fn index_of(&self, psn: u64) -> Option<usize> {
+        let (mut low, mut high) = (0, self.started);
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            if self.sq[middle].end() <= psn { low = middle + 1 } else { high = middle }
+        }
+        (low < self.started).then_some(low)
+    }
+
+    /// The READ request that covers this PSN.
+    fn fetch_of(&self, psn: u64) -> Option<(u64, u64)> {
+        self.fetches.requests.iter().copied().find(|(start, end)| (*start..*end).contains(&psn))
+    }
+
+    /// The next lost packet, or a request for lost READ data, if it may leave now.
+    pub(super) fn resend(&mut self, now: Nanos, params: &Params, room: u64) -> Option<Transmit> {
+        let psn = self.board.as_ref()?.first_lost()?;
+        let wqe = *self.wqe_of(psn)?;
+        let window = self.window.packets();
+        if self.in_flight() >= window {
+            return None;
+        }
+        if wqe.packet_cost() > room {
+            self.path_limited = true;
+            return None;
+        }
+        let fetch = wqe.request.op.fetches().then(|| self.fetch_of(psn)).flatten();
+        let board = self.board.as_mut()?;
+        let (transmit, packets) = if let Some((_, end)) = fetch {
+            let packets = board.lost_run(psn, end).max(1);
+            board.resend(now, psn, packets);
+            (wqe.fetch_packet(psn, packets, params), packets)
+        } else {
+            board.resend(now, psn, 1);
+            let last = psn + 1 == wqe.end();
+            let ack_req = (last && wqe.request.signaled) || !board.has_lost() || board.in_flight() >= window;
+            (wqe.data_packet(psn, ack_req, params), 1)
+        };
+        if self.timed.is_some_and(|timed| (psn..psn + packets).contains(&timed.psn)) {
+            self.time_again();
+        }
+        self.resent += packets;
+        self.arm_probe(now);
+        Some(transmit)
+    }
+
+    /// The probe: the oldest packet leaves again and asks for an answer, which tells what else is
+    /// missing. A later probe sends everything again, and forgets what the peer reported.
+    pub(super) fn lose_for_probe(&mut self) {
+        self.time_again();
+        let una = self.una;
+        if self.recovery.probes > 1 {
+            self.rewind();
+            return;
+        }
+        let fetch = self.fetch_of(una);
+        let Some(board) = &mut self.board else { return };
+        match fetch {
+            Some((_, end)) => {
+                let missing = (una..end).take_while(|psn| !board.has_arrived(*psn)).count() as u64;
+                (una..una + missing).for_each(|psn| board.lose(psn));
+            }
+            None => board.lose(una),
+        }
+    }
+
+    /// The packet polled last has not left; see [`Requester::put_off`].
+    pub(super) fn put_off_selectively(&mut self, now: Nanos) -> bool {
+        let Some(board) = &mut self.board else { return false };
+        let last = board.last();
+        if !board.is_last(last) {
+            return false;
+        }
+        self.timed.take_if(|timed| timed.psn >= last);
+        if last == self.una {
+            self.recovery.last_progress = now;
+            self.recovery.probes = 0;
+            self.recovery.send_probe = false;
+            self.arm_probe(now);
+            return true;
+        }
+        board.lose(last);
+        false
+    }
+
+    /// Handles a response.
+    #[allow(clippy::too_many_arguments)] // the packet, the world, and where results go
+    pub(super) fn handle_selectively(
+        &mut self,
+        now: Nanos,
+        (psn, packets): (u64, u64),
+        header: &Header,
+        payload_len: usize,
+        params: &Params,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> ResponseOutcome {
+        if header.opcode != Opcode::Ack {
+            return self.place_answer(now, (psn, packets), header, payload_len, params, host, out);
+        }
+        match header.aeth.syndrome {
+            Syndrome::Ack(_) => {
+                self.note_acknowledged(now, psn + 1, out);
+                self.settle_arrivals(now, params, out);
+                ResponseOutcome::Taken
+            }
+            Syndrome::RnrNak(code) => {
+                if psn < self.una || self.recovery.rnr_until.is_some() {
+                    return ResponseOutcome::Taken;
+                }
+                out.counters.rcvd_rnr_err += 1;
+                self.note_acknowledged(now, psn, out);
+                self.settle_arrivals(now, params, out);
+                if self.una == psn {
+                    if self.recovery.rnr_retries == 0 {
+                        return ResponseOutcome::Failed(Status::RnrRetryExceeded);
+                    }
+                    if params.rnr_retry < 7 {
+                        self.recovery.rnr_retries -= 1;
+                    }
+                    let until = now + timing::rnr_timer(code);
+                    self.recovery.rnr_until = Some(until);
+                    self.recovery.last_progress = until;
+                    self.recovery.retries = params.retry_cnt;
+                    self.lose(psn);
+                } else {
+                    self.ask_again(now, psn);
+                }
+                ResponseOutcome::Taken
+            }
+            Syndrome::Nak(code) => {
+                let Some(nak) = Nak::from_code(code) else { return ResponseOutcome::Unsolicited };
+                self.refused(now, psn, nak, params, out)
+            }
+            Syndrome::Reserved(_) => ResponseOutcome::Unsolicited,
+        }
+    }
+
+    fn lose(&mut self, psn: u64) {
+        if let Some(board) = &mut self.board {
+            board.lose(psn);
+        }
+    }
+
+    /// A packet was refused while data of an earlier READ is missing, which goes first: the refusal
+    /// is to come again. Once, or each answer to a copy would cause another.
+    fn ask_again(&mut self, now: Nanos, psn: u64) {
+        if self.recovery.rewound.is_none_or(|(at, _)| at != self.una) {
+            self.recovery.rewound = Some((self.una, now));
+            self.lose(psn);
+        }
+    }
+
+    fn refused(
+        &mut self,
+        now: Nanos,
+        psn: u64,
+        nak: Nak,
+        params: &Params,
+        out: &mut Out<'_>,
+    ) -> ResponseOutcome {
+        if psn < self.una {
+            return ResponseOutcome::Taken;
+        }
+        let before = self.una;
+        self.note_acknowledged(now, psn, out);
+        self.settle_arrivals(now, params, out);
+        let status = match nak {
+            // The peer has dropped everything behind the gap: it does not retransmit selectively yet.
+            Nak::PsnSequence => {
+                out.counters.rcvd_seq_err += 1;
+                let repeated = self.recovery.rewound.is_some_and(|(at, when)| {
+                    at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2
+                });
+                if repeated || self.recovery.rnr_until.is_some() {
+                    return ResponseOutcome::Taken;
+                }
+                if self.una == before && self.recovery.stalled(now, params) && !self.recovery.spend_retry() {
+                    return ResponseOutcome::Failed(Status::RetryExceeded);
+                }
+                self.loss();
+                self.recovery.last_progress = now;
+                self.recovery.rewound = Some((self.una, now));
+                self.rewind();
+                return ResponseOutcome::Taken;
+            }
+            Nak::RemoteAccess => Status::RemoteAccess,
+            Nak::RemoteOperational => Status::RemoteOperation,
+            Nak::InvalidRequest | Nak::InvalidRdRequest => Status::RemoteInvalidRequest,
+        };
+        if self.una < psn {
+            self.ask_again(now, psn);
+            return ResponseOutcome::Taken;
+        }
+        ResponseOutcome::Failed(status)
+    }
+
+    /// The peer has accepted everything before `end` and has sent the answers: missing ones are
+    /// lost.
+    fn note_acknowledged(&mut self, now: Nanos, end: u64, out: &mut Out<'_>) {
+        let order = self.board.as_ref().and_then(|board| board.order(end - 1));
+        self.note_accepted(now, end);
+        if let (Some(board), Some(order)) = (&mut self.board, order) {
+            let found = board.detect_answers(end - 1, order);
+            self.note_lost_answers(found, out);
+        }
+    }
+
+    fn note_lost_answers(&mut self, found: u64, out: &mut Out<'_>) {
+        if found > 0 {
+            out.counters.implied_nak_seq_err += 1;
+            self.loss();
+        }
+    }
+
+    /// The peer has accepted everything before `end`: SENDs and WRITEs need no more.
+    fn note_accepted(&mut self, now: Nanos, end: u64) {
+        let soonest = self.soonest();
+        let Some(board) = &mut self.board else { return };
+        board.accept(end);
+        for psn in self.una..end.min(self.sent_top) {
+            if board.fetches(psn) {
+                board.hear(psn);
+            } else {
+                board.arrive(now, psn, soonest);
+            }
+        }
+    }
+
+    /// Handles a selective acknowledgement.
+    pub(crate) fn handle_selective_ack(
+        &mut self,
+        now: Nanos,
+        ack: &SelectiveAck,
+        params: &Params,
+        out: &mut Out<'_>,
+    ) -> ResponseOutcome {
+        let missing = ack.missing.extend(self.una);
+        if missing > self.sent_top {
+            return ResponseOutcome::Unsolicited;
+        }
+        self.retransmit_selectively(now);
+        self.note_accepted(now, missing);
+        let soonest = self.soonest();
+        let Some(board) = &mut self.board else { return ResponseOutcome::Unsolicited };
+        for psn in ack.arrived().map(|ahead| missing + ahead).take_while(|psn| *psn < self.sent_top) {
+            if board.fetches(psn) {
+                board.hear(psn);
+            } else {
+                board.arrive(now, psn, soonest);
+            }
+        }
+        // The responder may discard what it has reported, as where no receive is posted.
+        board.distrust(missing);
+        let mut lost = false;
+        for &(start, end) in &self.fetches.requests {
+            if start >= missing && !ack.has(start - missing) && board.is_overdue(start, soonest) {
+                for psn in start..end {
+                    if !board.has_arrived(psn) {
+                        board.miss(psn);
+                    }
+                }
+                lost = true;
+            }
+        }
+        if lost {
+            self.loss();
+        }
+        self.settle_arrivals(now, params, out);
+        ResponseOutcome::Taken
+    }
+
+    #[allow(clippy::too_many_arguments)] // the packet, the world, and where results go
+    fn place_answer(
+        &mut self,
+        now: Nanos,
+        (psn, packets): (u64, u64),
+        header: &Header,
+        payload_len: usize,
+        params: &Params,
+        host: &mut dyn Host,
+        out: &mut Out<'_>,
+    ) -> ResponseOutcome {
+        if psn < self.una {
+            return ResponseOutcome::Taken;
+        }
+        let Some(wqe) = self.wqe_of(psn).copied() else { return ResponseOutcome::Unsolicited };
+        let soonest = self.soonest();
+        let Some(board) = &self.board else { return ResponseOutcome::Unsolicited };
+        let (end, mtu) = (psn + packets, u64::from(params.mtu));
+        if board.have_arrived(psn, end) {
+            return ResponseOutcome::Taken;
+        }
+        let is_whole = board.have_arrived(wqe.psn, psn) && board.have_arrived(end, wqe.end());
+        let placed = match (wqe.request.op, header.opcode) {
+            (Operation::Read(_), Opcode::AtomicAck) => return ResponseOutcome::Unsolicited,
+            (Operation::Read(_), _) => {
+                let offset = (psn - wqe.psn) * mtu;
+                let want = (u64::from(wqe.request.len) - offset).min(packets * mtu);
+                if payload_len as u64 != want {
+                    return ResponseOutcome::Unsolicited;
+                }
+                host.place_response(wqe.serial, offset, payload_len, is_whole)
+            }
+            // The standard answers both as a READ of no bytes.
+            (Operation::AtomicWrite(_) | Operation::Flush { .. }, Opcode::ReadResponseOnly)
+                if payload_len == 0 =>
+            {
+                Ok(())
+            }
+            (op, Opcode::AtomicAck) if op.is_atomic() => host.place_atomic(wqe.serial, header.original),
+            _ => return ResponseOutcome::Unsolicited,
+        };
+        if placed.is_err() {
+            let is_front = self.sq.front().is_some_and(|front| front.serial == wqe.serial);
+            // Earlier requests are not at fault: this one fails when it is the oldest.
+            return if is_front {
+                ResponseOutcome::Failed(Status::LocalProtection)
+            } else {
+                ResponseOutcome::Taken
+            };
+        }
+        self.note_accepted(now, psn);
+        let Some(board) = &mut self.board else { return ResponseOutcome::Unsolicited };
+        let mut newest = None;
+        for psn in psn..end {
+            if let Arrival::Of(order) = board.arrive(now, psn, soonest) {
+                newest = Some((psn, order));
+            }
+        }
+        if let Some((psn, order)) = newest {
+            let found = board.detect_answers((psn + 1).saturating_sub(board.tolerance()), order);
+            self.note_lost_answers(found, out);
+        }
+        self.settle_arrivals(now, params, out);
+        ResponseOutcome::Taken
+    }
+
+    /// Retires what has arrived in order, and finds what is lost.
+    fn settle_arrivals(&mut self, now: Nanos, params: &Params, out: &mut Out<'_>) {
+        while self.started > 0 && self.board.as_mut().is_some_and(|board| board.pop()) {
+            self.una += 1;
+            if self.una == self.sq[0].end() {
+                self.fetches.open -= usize::from(self.sq[0].request.op.fetches());
+                self.retire(out);
+            }
+        }
+        while self.fetches.requests.front().is_some_and(|&(_, end)| end <= self.una) {
+            self.fetches.requests.pop_front();
+            self.fetches.asked = self.fetches.asked.saturating_sub(1);
+        }
+        let soonest = self.soonest();
+        let Some(board) = &mut self.board else { return };
+        let (news, spurious) = board.take_news();
+        let found = board.detect(soonest);
+        if spurious && let Some(window) = self.recovery.undo.take() {
+            self.window = window; // the peer was only slow
+        }
+        if news > 0 {
+            self.note_progress(now, news, params);
+        }
+        if found > 0 {
+            self.loss();
+        }
+        out.counters.retransmitted += std::mem::take(&mut self.resent);
+    }
+}
