@@ -261,3 +261,13 @@ fn hostile_packets_beside_a_session() {
     assert!(pair.ends.iter().all(|end| end.peer_keys() <= 8));
     println!("{count} hostile packets, {valid} valid ones, all of them opened once");
 }
+
+/// The fuzz target on random bytes, besides its corpus.
+#[test]
+fn random_attackers() {
+    for seed in 0..2000 {
+        let mut rng = Rng::new(seed);
+        let data: Vec<u8> = (0..rng.below(600)).map(|_| rng.next().to_be_bytes()[0]).collect();
+        nobounce_protocol::seal::fuzzing::sealed(&data);
+    }
+}

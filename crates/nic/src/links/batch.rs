@@ -169,7 +169,8 @@ impl TxBatch {
     /// Bytes of further packets that it takes.
     #[inline(always)]
     fn room(&self) -> usize {
-        (self.wire.slab().len() - LEAD).saturating_sub(self.wire.bytes + self.rings.bytes)
+        let taken = LEAD + self.wire.added() + self.wire.bytes + self.rings.bytes;
+        self.wire.slab().len().saturating_sub(taken)
     }
 
     /// Current maximum payload of one run in that ring.
@@ -197,7 +198,9 @@ impl TxBatch {
     /// How many packets of `len` bytes fit, in the last GSO send where they match its group.
     pub fn room_for(&self, len: usize) -> usize {
         let len = len.max(1);
-        (self.room() / len).min(MAX_PACKETS - self.count()).min(self.wire.room_in_group(len))
+        (self.room() / (len + self.wire.added()))
+            .min(MAX_PACKETS - self.count())
+            .min(self.wire.room_in_group(len))
     }
 
     /// Whether nothing is in it.

@@ -69,6 +69,8 @@ pub struct Capabilities {
     pub max_path_mtu: u32,
     /// Default hop limit of packets that request none; 0 where unknown.
     pub usual_hops: u8,
+    /// Whether packets are sealed in place: batches leave room around each.
+    pub sealed: bool,
     /// The addresses of this host besides loopback.
     pub host_addresses: &'static [IpAddr],
 }

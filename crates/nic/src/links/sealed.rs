@@ -20,7 +20,7 @@ use nobounce_protocol::timing::{Nanos, SECOND};
 use nobounce_protocol::wire::Qpn;
 
 use super::wire_packets::{LEAD, SLAB, SLOT_BYTE};
-use super::{Link, MAX_PACKET, MadOwner, OpenError, RxDatagram, TxBatch, TxPacket, now_ns};
+use super::{Capabilities, Link, MAX_PACKET, MadOwner, OpenError, RxDatagram, TxBatch, TxPacket, now_ns};
 
 /// Packets that wait for a session, of all peers and of one; and their bytes.
 const MAX_WAITING: usize = 1024;
@@ -67,13 +67,17 @@ pub struct SealedLink<L> {
     seal: Seal,
     source: KeySource,
     version: Option<(u64, i64, i64)>,
-    /// When the file is looked at again.
+    /// When the file and the time of day are looked at again.
     look_at: Nanos,
+    /// Seconds since 1970.
+    unix: u64,
     out: TxBatch,
     waiting: VecDeque<Waiting>,
     waiting_bytes: usize,
     /// Packets that no session was found for.
     unsent: u64,
+    /// What the packets of a batch are sealed for.
+    flows: Vec<(Qpn, Flow)>,
     warned: Vec<IpAddr>,
     /// Where packets are decrypted.
     room: Box<[u8]>,
@@ -96,10 +100,12 @@ impl<L: Link> SealedLink<L> {
             source: keys.source.clone(),
             version: keys.source.version(),
             look_at: 0,
+            unix: 0,
             out: TxBatch::with_slab(caps, SEALED_SLAB),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             unsent: 0,
+            flows: Vec::new(),
             warned: Vec::new(),
             room: vec![0; MAX_PACKET + LEAD].into_boxed_slice(),
         })
@@ -122,6 +128,20 @@ impl<L: Link> SealedLink<L> {
             seal.seal(unix, flow, to, packet.ip_id, room)
         });
         *unsent += u64::from(!added);
+    }
+
+    /// Finds what all packets are sealed for; false if one has to wait.
+    fn route_all(&mut self, now: Nanos, batch: &TxBatch) -> bool {
+        let Self { seal, flows, .. } = self;
+        flows.clear();
+        flows.extend(batch.packets().iter().map_while(|packet| {
+            let to = destination(batch.wire().parts(packet)[0]);
+            match seal.route(now, packet.dst, to) {
+                Route::Ready(flow) => Some((to, flow)),
+                Route::Wait | Route::Refused => None,
+            }
+        }));
+        flows.len() == batch.packets().len()
     }
 
     fn hold(&mut self, to: Qpn, packet: &TxPacket, parts: [&[u8]; 3]) {
@@ -153,7 +173,7 @@ impl<L: Link> SealedLink<L> {
             }
             for Waiting { to, packet, bytes, .. } in of_peer {
                 match self.seal.route(now, addr, to) {
-                    Route::Ready(flow) => self.put(unix_now(), flow, to, &packet, [&bytes, &[], &[]]),
+                    Route::Ready(flow) => self.put(self.unix, flow, to, &packet, [&bytes, &[], &[]]),
                     Route::Wait | Route::Refused => self.unsent += 1,
                 }
             }
@@ -178,12 +198,18 @@ impl<L: Link> SealedLink<L> {
         }
     }
 
-    /// Reads the secrets anew if their file has changed.
-    fn look_at_keys(&mut self, now: Nanos) {
-        if now < self.look_at {
-            return;
+    /// Each second: reads the time of day, and the secrets if their file has changed.
+    #[inline]
+    fn tick(&mut self, now: Nanos) {
+        if now >= self.look_at {
+            self.look_at = now + SECOND;
+            self.unix = unix_now();
+            self.look_at_keys();
         }
-        self.look_at = now + SECOND;
+    }
+
+    #[cold]
+    fn look_at_keys(&mut self) {
         let version = self.source.version();
         if version == self.version || version.is_none() {
             return;
@@ -217,7 +243,23 @@ fn unix_now() -> u64 {
 }
 
 impl<L: Link> Link for SealedLink<L> {
-    forward!(self => self.inner; identity, nearness, waiting);
+    forward!(self => self.inner; nearness, waiting);
+
+    fn local(&self) -> IpAddr {
+        self.inner.local()
+    }
+
+    fn slot(&self) -> u8 {
+        self.inner.slot()
+    }
+
+    fn receive_room(&self) -> u64 {
+        self.inner.receive_room()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { sealed: true, ..self.inner.capabilities() }
+    }
 
     fn listen(&mut self) -> Result<(), OpenError> {
         self.inner.listen()?;
@@ -229,7 +271,19 @@ impl<L: Link> Link for SealedLink<L> {
         if batch.is_empty() {
             self.inner.send(batch);
         }
-        let (now, unix) = (now_ns(), unix_now());
+        let now = now_ns();
+        self.tick(now);
+        let unix = self.unix;
+        if batch.wire().is_sealable() && self.route_all(now, batch) {
+            for (index, (to, flow)) in self.flows.iter().enumerate() {
+                let ip_id = batch.packets()[index].ip_id;
+                let sealed =
+                    batch.wire_mut().seal(index, |room| self.seal.seal(unix, *flow, *to, ip_id, room));
+                self.unsent += u64::from(!sealed);
+            }
+            self.inner.send(batch);
+            return self.pump(now);
+        }
         for packet in batch.packets() {
             let parts = batch.wire().parts(packet);
             let to = destination(parts[0]);
@@ -245,15 +299,14 @@ impl<L: Link> Link for SealedLink<L> {
 
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let now = now_ns();
-        self.look_at_keys(now);
-        let Self { inner, seal, room, .. } = self;
-        let (mut delivered, mut unix) = (0, None);
+        self.tick(now);
+        let Self { inner, seal, room, unix, .. } = self;
+        let mut delivered = 0;
         inner.receive(&mut |datagram| {
             let RxDatagram { src, src_port, arrival, group, bytes, .. } = *datagram;
-            let unix = *unix.get_or_insert_with(unix_now);
             let from = (src, group.copied());
             // Behind the lead, the payload is aligned as where it was received.
-            let opened = seal.handle_packet((now, unix), from, bytes, &mut room[LEAD..]);
+            let opened = seal.handle_packet((now, *unix), from, bytes, &mut room[LEAD..]);
             let Ok(Some(opened)) = opened else { return };
             delivered += 1;
             sink(&RxDatagram {
@@ -298,7 +351,8 @@ impl<L: Link> Link for SealedLink<L> {
 
     /// Seals the datagram again: its owner takes no other.
     fn hand_over_mad(&mut self, owner: MadOwner, datagram: &RxDatagram<'_>) -> bool {
-        let sealed = self.seal.forwarded(unix_now(), datagram.src, datagram.ip_id, datagram.bytes);
+        self.tick(now_ns());
+        let sealed = self.seal.forwarded(self.unix, datagram.src, datagram.ip_id, datagram.bytes);
         self.inner.hand_over_mad(owner, &RxDatagram { bytes: &sealed, ..*datagram })
     }
 

@@ -34,6 +34,7 @@ impl StubLink {
             receive_offload: true,
             max_path_mtu: 4096,
             usual_hops: 64,
+            sealed: false,
             host_addresses: &[],
         };
         let log = Log::default();

@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use nobounce_protocol::seal::SealedHeader;
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
 use self::groups::{Group, Groups};
@@ -203,6 +204,7 @@ impl UdpLink {
             receive_offload,
             max_path_mtu: interface::max_path_mtu(addr, config.added),
             usual_hops: socket.hop_limit(addr),
+            sealed: false,
             host_addresses,
         };
         Ok(Self {
@@ -515,7 +517,7 @@ fn deliver(
     let last = run.bytes.len().saturating_sub(1) / segment;
     if last > 0
         && let (before, bytes) = rest.split_at(last * segment)
-        && bytes.first() == Some(&ACKNOWLEDGE)
+        && (bytes.first() == Some(&ACKNOWLEDGE) || SealedHeader::is_acknowledge(bytes))
     {
         datagram.bytes = bytes;
         datagram.ip_id = run.ip_id.wrapping_add(u16::try_from(last).unwrap_or(u16::MAX));

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use nobounce_memory::SharedChunk;
 use nobounce_protocol::qp::IpOptions;
+use nobounce_protocol::seal::{HEADER_LEN, OVERHEAD, TAG_LEN};
 use nobounce_protocol::wire::icrc::{self, Flow, IcrcWriter, MASKED};
 use nobounce_protocol::wire::{ICRC_LEN, ROCE_PORT};
 
@@ -239,6 +240,41 @@ impl WirePackets {
         true
     }
 
+    /// Bytes around a packet that is sealed in place.
+    #[inline(always)]
+    pub(super) fn added(&self) -> usize {
+        if self.caps.sealed { OVERHEAD } else { 0 }
+    }
+
+    /// Where the next packet begins.
+    #[inline(always)]
+    fn next(&self) -> usize {
+        self.used + if self.caps.sealed { HEADER_LEN } else { 0 }
+    }
+
+    /// Whether its packets can be sealed in place: all of them are in the slab, with room around.
+    pub(super) fn is_sealable(&self) -> bool {
+        self.caps.sealed && self.outside.is_empty()
+    }
+
+    /// Seals a packet in place. `seal` gets it with the room around it; if it refuses, nothing of the
+    /// packet leaves.
+    pub(super) fn seal(&mut self, index: usize, seal: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        let Some(packet) = self.packets.get_mut(index) else { return false };
+        let plain = packet.range();
+        let Some(room) = self.slab.get_mut(plain.start - HEADER_LEN..plain.end + TAG_LEN) else {
+            return false;
+        };
+        let sealed = seal(room);
+        if !sealed {
+            room.fill(0);
+        }
+        packet.start = u32::try_from(plain.start - HEADER_LEN).unwrap_or(u32::MAX);
+        packet.len = u32::try_from(plain.len() + OVERHEAD).unwrap_or(u32::MAX);
+        packet.has_icrc = false;
+        sealed
+    }
+
     fn push_outside(&mut self, chunk: &SharedChunk, range: Range<usize>, head: Option<usize>) {
         if self.chunks.last().is_none_or(|last| last.as_ptr() != chunk.as_ptr()) {
             self.chunks.push(chunk.clone());
@@ -284,13 +320,14 @@ impl WirePackets {
         let start =
             icrc_writer.map(|icrc_writer| self.icrc_writers.get(icrc_writer).map_or(0, IcrcWriter::start));
         self.open = Some(OpenPacket { destination, len, slab_len, icrc_writer });
-        self.slab.get_mut(self.used..self.used + slab_len).map(|room| (room, start))
+        let at = self.next();
+        self.slab.get_mut(at..at + slab_len).map(|room| (room, start))
     }
 
     /// A byte of the headers of the packet begun last.
     fn open_byte(&self, open: &OpenPacket, at: usize) -> u8 {
         if open.slab_len > 0 {
-            return self.slab[self.used + at];
+            return self.slab[self.next() + at];
         }
         let outside = self.outside.last();
         outside.and_then(|outside| self.payload(outside).get(at).copied()).unwrap_or(0)
@@ -312,7 +349,7 @@ impl WirePackets {
         let Some((room, _)) = self.open_packet(destination, bytes.len(), bytes.len(), true) else { return };
         room.copy_from_slice(bytes);
         if let Some(open) = self.open.take() {
-            let at = self.used;
+            let at = self.next();
             let ip_id = self.place(&open);
             self.move_id(at + open.len, open.len, from.dst, from.ip_id, ip_id);
         }
@@ -320,13 +357,14 @@ impl WirePackets {
 
     /// Whether its last GSO send is full: one more packet would cost a send of its own.
     pub(super) fn ends_with_full_send(&self) -> bool {
-        self.group.is_some_and(|group| group.packets > 1 && group.bytes + group.segment > MAX_GROUP)
+        let added = self.added();
+        self.group.is_some_and(|group| group.packets > 1 && group.bytes + group.segment + added > MAX_GROUP)
     }
 
     /// How many packets of `len` bytes its last GSO send still takes, if they match its group.
     pub(super) fn room_in_group(&self, len: usize) -> usize {
         let group = self.group.filter(|group| group.segment == len && self.caps.max_segments > 1);
-        group.map_or(usize::MAX, |group| (MAX_GROUP - group.bytes) / len)
+        group.map_or(usize::MAX, |group| (MAX_GROUP - group.bytes) / (len + self.added()))
     }
 
     /// The bytes of one of its packets.
@@ -436,6 +474,7 @@ impl WirePackets {
         let outside = (slab_len < len).then(|| u16::try_from(self.committed_outside).unwrap_or(u16::MAX));
         self.committed_outside += usize::from(outside.is_some());
         let slot = self.open_byte(open, SLOT_BYTE);
+        let (start, added) = (self.next(), self.added());
         let joined = self.group.as_mut().filter(|g| {
             // The receiver's kernel steers a GSO send as a whole, so it must hold packets of one
             // slot only.
@@ -444,13 +483,13 @@ impl WirePackets {
                 // the peer gets both at once.)
                 && len <= g.segment
                 && g.packets < self.caps.max_segments
-                && g.bytes + len <= MAX_GROUP
+                && g.bytes + len + added <= MAX_GROUP
         });
         let ip_id = match joined {
             Some(g) => {
                 let place = g.packets;
                 g.packets += 1;
-                g.bytes += len;
+                g.bytes += len + added;
                 if len < g.segment {
                     // Only the last segment may be shorter.
                     self.group = None;
@@ -458,13 +497,13 @@ impl WirePackets {
                 place
             }
             None => {
-                self.group = Some(Group { destination, slot, segment: len, packets: 1, bytes: len });
+                self.group = Some(Group { destination, slot, segment: len, packets: 1, bytes: len + added });
                 0
             }
         };
         let ip_id = u16::try_from(ip_id).unwrap_or(u16::MAX);
         self.packets.push(TxPacket {
-            start: u32::try_from(self.used).unwrap_or(u32::MAX),
+            start: u32::try_from(start).unwrap_or(u32::MAX),
             len: u32::try_from(len).unwrap_or(u32::MAX),
             dst: destination.dst(),
             src_port: self.caps.source_port(destination.port),
@@ -474,8 +513,8 @@ impl WirePackets {
             outside,
             ip_options: destination.ip_options,
         });
-        self.used += slab_len;
-        self.bytes += len;
+        self.used += slab_len + added;
+        self.bytes += len + added;
         ip_id
     }
 }
@@ -509,7 +548,7 @@ impl PacketWriter for WirePackets {
 
     fn commit(&mut self, crc: Option<u32>) {
         let Some(open) = self.open.take() else { return };
-        let at = self.used;
+        let at = self.next();
         let masked = self.open_byte(&open, MASKED);
         let ip_id = self.place(&open);
         let icrc_writer = open.icrc_writer.and_then(|icrc_writer| self.icrc_writers.get(icrc_writer));

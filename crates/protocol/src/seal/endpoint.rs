@@ -14,7 +14,7 @@ use super::secret::KeyRing;
 use super::sender::{Asking, Flow, FlowName, PeerName, Route, Sender, header_of};
 use crate::cm::GSI_QPN;
 use crate::timing::{MILLISECOND, Nanos};
-use crate::wire::Qpn;
+use crate::wire::{Opcode, Qpn};
 
 /// Messages that wait to be sent. Further ones are dropped: their senders repeat them.
 const MAX_MESSAGES: usize = 256;
@@ -143,7 +143,9 @@ impl Seal {
         let encrypted = self.mode == SealMode::Encrypt;
         let sealed = match flow.0 {
             FlowName::Session(place) => {
-                let header = header_of(Kind::Session, encrypted, self.slot, ip_id, to);
+                let is_ack = packet.get(HEADER_LEN) == Some(&(Opcode::Ack as u8));
+                let kind = if is_ack { Kind::Acknowledge } else { Kind::Session };
+                let header = header_of(kind, encrypted, self.slot, ip_id, to);
                 self.sender.seal_session(place, header, packet)
             }
             FlowName::Datagram(ends) => {
@@ -204,7 +206,7 @@ impl Seal {
         }
         let header =
             SealedHeader::parse(packet).filter(|_| packet.len() >= OVERHEAD).ok_or(Dropped::Malformed)?;
-        if header.kind == Kind::Session && group.is_none() {
+        if matches!(header.kind, Kind::Session | Kind::Acknowledge) && group.is_none() {
             let opened = self.receiver.open_session(now, from, &header, packet, room);
             if opened == Err(Dropped::UnknownSession) {
                 self.tell_stale(now, from, &header);

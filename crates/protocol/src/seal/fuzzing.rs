@@ -183,7 +183,8 @@ pub fn sealed(data: &[u8]) {
             }
             _ => {
                 // A header that parses, with chosen fields.
-                let kinds = [Kind::Session, Kind::Datagram, Kind::Hello, Kind::Reply, Kind::Stale];
+                let kinds =
+                    [Kind::Session, Kind::Datagram, Kind::Hello, Kind::Reply, Kind::Stale, Kind::Acknowledge];
                 let which = byte();
                 let header = SealedHeader {
                     kind: kinds[usize::from(byte()) % kinds.len()],

@@ -32,10 +32,14 @@ pub enum Kind {
     Reply,
     /// The session of a packet is unknown.
     Stale,
+    /// As [`Session`](Self::Session): an acknowledgement. Links deliver it before requests that came
+    /// with it.
+    Acknowledge,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Session, Self::Datagram, Self::Hello, Self::Reply, Self::Stale];
+    const ALL: [Self; 6] =
+        [Self::Session, Self::Datagram, Self::Hello, Self::Reply, Self::Stale, Self::Acknowledge];
 }
 
 /// The header.
@@ -64,6 +68,13 @@ impl SealedHeader {
     #[inline]
     pub fn is_sealed(packet: &[u8]) -> bool {
         packet.first() == Some(&SEALED)
+    }
+
+    /// Whether a packet claims to be a sealed acknowledgement.
+    #[inline]
+    pub fn is_acknowledge(packet: &[u8]) -> bool {
+        const KIND: u8 = 5;
+        matches!(packet, [SEALED, second, ..] if second & (ENCRYPTED - 1) == KIND)
     }
 
     /// Writes it.
@@ -126,13 +137,14 @@ mod tests {
             let mut packet = [0xee; 80];
             packet[..HEADER_LEN].copy_from_slice(&header.emit());
             assert_eq!(SealedHeader::parse(&packet), Some(header));
+            assert_eq!(SealedHeader::is_acknowledge(&packet), kind == Kind::Acknowledge);
             assert_eq!(&packet[5..8], &[2, 0, 3], "it is steered as others are");
             assert_eq!(Header::parse(&packet).map(|p| p.header), Err(Malformed::TransportVersion));
             assert_eq!((Marker::parse(&packet), Presence::parse(&packet)), (None, None));
             for len in 0..HEADER_LEN {
                 assert_eq!(SealedHeader::parse(&packet[..len]), None);
             }
-            for second in [0x00, 0x05, 0x20, 0x15, 0x17] {
+            for second in [0x00, 0x05, 0x20, 0x16, 0x17] {
                 packet[1] = second;
                 assert_eq!(SealedHeader::parse(&packet), None, "{second:#x}");
             }

@@ -20,6 +20,7 @@ fn batch(max_segments: usize) -> TxBatch {
         receive_offload: true,
         max_path_mtu: 4096,
         usual_hops: 64,
+        sealed: false,
         host_addresses: &[],
     };
     TxBatch::new(caps)

@@ -93,7 +93,7 @@ fn a_peer_without_the_key_gets_nothing() {
     a.send(&mut batch);
     assert_eq!(a.waiting.len(), MAX_WAITING_OF_PEER);
     assert_eq!(pass(&from_a, &mut b, HERE).len() + pass(&from_b, &mut a, THERE).len(), 0);
-    assert_eq!(count(&b, "sealed_drop_unknown_key"), 1);
+    assert!(count(&b, "sealed_drop_unknown_key") > 0);
     while let Some(at) = a.next_deadline() {
         a.pump(at);
     }
