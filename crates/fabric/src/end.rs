@@ -265,7 +265,6 @@ fn connected(own: Qpn, peer: Qpn, mtu: Mtu, psn: Psn) -> Qp {
         signal_all: false,
         responder_resources: 0,
         peer_resources: 0,
-        selective: false,
     });
     let remote = IpAddr::V4(Ipv4Addr::LOCALHOST);
     for attr in [QpAttr::to_init(Access::all()), QpAttr::to_rtr(remote, peer, psn, mtu), QpAttr::to_rts(psn)]
