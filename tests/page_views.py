@@ -101,7 +101,7 @@ class Example(Served):
         self.tab("machine")
         self.choose("#machine-choice", "container")
         self.until(lambda: "8 staged" in self.text(".facts-line"), "the container's pairs")
-        self.assertIn("docker run", self.text(".panel"))
+        self.assertIn("--device /dev/infiniband", self.text(".panel"))
 
     def test_expect(self):
         self.open("expect")
@@ -110,8 +110,8 @@ class Example(Served):
         self.assertTrue(self.all(".band.k-direct") and self.all(".band.k-staged"))
         answer = ".results .answer"
         self.one(".more summary").click()
-        parts = {"link": "ib:xdr", "nic-slot": "gen4x8", "gpu-slot": "gen3x16", "distance": "SYS", "mtu": "1024", "op": "read", "software": "mpi", "platform": "zen", "max-payload": "128",
-                 "max-read-request": "512", "memory": "host"}
+        parts = {"link": "ib:xdr", "nic-slot": "gen4x8", "gpu-slot": "gen3x16", "distance": "NODE", "mtu": "1024", "op": "read", "platform": "zen", "max-payload": "128",
+                 "max-read-request": "512", "software": "mpi", "memory": "host"}
         for name, value in parts.items():
             self.changes(answer, lambda: self.choose(f'.controls select[name="{name}"]', value), name)
             self.assertFalse(self.one("#panel-expect .error").is_displayed(), name)

@@ -103,7 +103,7 @@ fn remark(text: &str) -> String {
 pub struct Finding {
     /// Its stable name: `peermem-not-loaded`.
     pub id: &'static str,
-    /// How much it matters here; [`crate::severity`] sets it by the effect.
+    /// How much it matters here; the diagnosis sets it by the effect.
     pub severity: Severity,
     /// What is wrong, in one line.
     pub title: String,

@@ -32,7 +32,7 @@ struct End {
 impl End {
     fn open(addr: &str, mode: Option<SealMode>) -> Self {
         let ring = KeyRing::parse(&"5a".repeat(32)).expect("64 digits");
-        let key = mode.map(|mode| SealKeys { source: KeySource::Descriptor(-1), ring, mode });
+        let key = mode.map(|mode| SealKeys { source: KeySource::Descriptor(-1), ring, mode, version: None });
         let addr = addr.parse().expect("an address");
         // One thread drives both ends, so that its CPU time is the cost.
         let (link, progress, engines) = (LinkChoice::Udp, Progress::Caller, Some(1));

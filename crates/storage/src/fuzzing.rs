@@ -13,14 +13,18 @@ pub fn message(bytes: &[u8]) {
 mod tests {
     use super::*;
 
+    /// Kinds of messages: there is an input for each.
+    const KINDS: usize = 5;
+
     #[test]
     fn changed_messages_are_refused_or_mean_the_same() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/files");
         let files = std::fs::read_dir(folder).expect("fuzz/corpus/files must be there");
+        let mut valid = 0;
         for file in files {
             let path = file.unwrap().path();
             let input = std::fs::read(&path).unwrap();
-            assert!(Message::decode(&input).is_some(), "{} is no message", path.display());
+            valid += usize::from(Message::decode(&input).is_some());
             for at in 0..input.len() {
                 for bit in 0..8 {
                     let mut changed = input.clone();
@@ -30,5 +34,6 @@ mod tests {
                 message(&input[..at]);
             }
         }
+        assert!(valid > KINDS, "only {valid} inputs are messages");
     }
 }

@@ -21,6 +21,7 @@ pub(crate) enum Status {
     PermissionDenied = 5025,
     HandleNotRegistered = 5027,
     Internal = 5030,
+    NoDescriptor = 5031,
     BatchFull = 5037,
     AsyncNotSupported = 5038,
     NoMemory = 5043,

@@ -1,17 +1,20 @@
 //! Batches: reads and writes that threads carry out.
 
 use std::collections::VecDeque;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nobounce_memory::signals::BlockedSignals;
+
 use crate::abi::{CANCELED, COMPLETE, Error, FAILED, IoEvent, IoParams, READ, Status, WRITE};
 use crate::calls::{put, status};
+use crate::entry::caught;
 use crate::log;
 use crate::report;
-use crate::transfer::{self, Direction, Request};
+use crate::transfer::{self, Direction, Failure, Request};
 
 /// Threads for all batches of the process: as many as keep a disk busy.
 const THREADS: usize = 4;
@@ -22,8 +25,10 @@ const MAX_ENTRIES: usize = 4096;
 struct State {
     /// Submitted, and their events are not taken yet.
     open: usize,
-    running: usize,
-    is_cancelled: bool,
+    /// The number of the next entry, and of the first that is not cancelled.
+    next: u64,
+    cancelled_below: u64,
+    is_destroyed: bool,
     ended: VecDeque<Ended>,
 }
 
@@ -50,27 +55,26 @@ struct Job {
     batch: Arc<Batch>,
     request: Request,
     cookie: usize,
+    number: u64,
 }
 
 impl Job {
     fn run(self) {
-        let mut state = self.batch.lock();
-        let (status, ret) = if state.is_cancelled {
-            (CANCELED, 0)
-        } else {
-            state.running += 1;
-            drop(state);
-            let result = transfer::run(&self.request);
-            state = self.batch.lock();
-            state.running -= 1;
-            match result {
-                Ok(moved) => (COMPLETE, moved),
-                Err(failure) => (FAILED, failure.stored().cast_unsigned()),
-            }
-        };
+        let is_cancelled = self.number < self.batch.lock().cancelled_below;
+        if is_cancelled {
+            return self.end(CANCELED, 0);
+        }
+        // An entry that never ended would be waited for without end.
+        let result = caught(|| Ok(transfer::run(&self.request)));
+        match result.unwrap_or(Err(Failure::Status(Status::Internal))) {
+            Ok(moved) => self.end(COMPLETE, moved),
+            Err(failure) => self.end(FAILED, failure.stored().cast_unsigned()),
+        }
+    }
+
+    fn end(&self, status: c_int, ret: usize) {
         let cookie = ptr::without_provenance_mut(self.cookie);
-        state.ended.push_back(Ended(IoEvent { cookie, status, ret }));
-        drop(state);
+        self.batch.lock().ended.push_back(Ended(IoEvent { cookie, status, ret }));
         self.batch.changed.notify_all();
     }
 }
@@ -93,6 +97,8 @@ fn queue() -> Result<mpsc::Sender<Job>, Status> {
                 job.run();
             }
         };
+        // Handlers of the program run on its own threads.
+        let _blocked = BlockedSignals::new();
         thread::Builder::new().name("nb-cufile".to_owned()).spawn(work).map_err(|error| {
             log::warn(|| format!("cufile: no thread for batches: {error}"));
             Status::NoMemory
@@ -102,15 +108,23 @@ fn queue() -> Result<mpsc::Sender<Job>, Status> {
     Ok(sender)
 }
 
-/// Batches by the number that C knows them by.
-fn batches() -> MutexGuard<'static, Vec<Option<Arc<Batch>>>> {
-    static BATCHES: OnceLock<Mutex<Vec<Option<Arc<Batch>>>>> = OnceLock::new();
-    BATCHES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+/// Batches by the number that C knows them by, which is their place and one. Places are not used
+/// again: a stale number finds nothing.
+fn with<T>(what: impl FnOnce(&mut Vec<Option<Arc<Batch>>>) -> T) -> T {
+    static BATCHES: Mutex<(u32, Vec<Option<Arc<Batch>>>)> = Mutex::new((0, Vec::new()));
+    let mut batches = BATCHES.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if batches.0 != process {
+        // No thread of a child of `fork` ends the parent's.
+        batches.1.iter_mut().for_each(|place| std::mem::forget(place.take()));
+        batches.0 = process;
+    }
+    what(&mut batches.1)
 }
 
 fn find(id: *mut c_void) -> Result<Arc<Batch>, Status> {
-    let batches = batches();
-    id.addr().checked_sub(1).and_then(|at| batches.get(at)?.clone()).ok_or(Status::InvalidValue)
+    let found = with(|batches| id.addr().checked_sub(1).and_then(|at| batches.get(at)?.clone()));
+    found.ok_or(Status::InvalidValue)
 }
 
 /// Makes a batch of at most `count` entries.
@@ -126,11 +140,12 @@ pub(crate) unsafe extern "C" fn cuFileBatchIOSetUp(id: *mut *mut c_void, count: 
             return Err(Status::InvalidValue);
         }
         let batch = Arc::new(Batch { most, state: Mutex::default(), changed: Condvar::new() });
-        let mut batches = batches();
-        // Numbers are not used again: a stale one finds nothing.
-        batches.push(Some(batch));
+        let number = with(|batches| {
+            batches.push(Some(batch));
+            batches.len()
+        });
         // SAFETY: the caller's promise.
-        unsafe { put(id, ptr::without_provenance_mut(batches.len())) }
+        unsafe { put(id, ptr::without_provenance_mut(number)) }
     })
 }
 
@@ -156,15 +171,27 @@ pub(crate) unsafe extern "C" fn cuFileBatchIOSubmit(
         }
         // SAFETY: the caller's promise.
         let entries = (0..count).map(|number| unsafe { entries.add(number).read_unaligned() });
-        let jobs: Vec<Job> = entries.map(|entry| job(&batch, &entry)).collect::<Result<_, _>>()?;
+        let mut jobs: Vec<Job> = entries.map(|entry| job(&batch, &entry)).collect::<Result<_, _>>()?;
         let queue = queue()?;
         let mut state = batch.lock();
+        if state.is_destroyed {
+            return Err(Status::InvalidValue);
+        }
         if state.open + count > batch.most {
             return Err(Status::BatchFull);
         }
-        (state.open, state.is_cancelled) = (state.open + count, false);
+        state.open += count;
+        for job in &mut jobs {
+            job.number = state.next;
+            state.next += 1;
+        }
         drop(state);
-        jobs.into_iter().try_for_each(|job| queue.send(job)).map_err(|_| Status::Internal)
+        for job in jobs {
+            if let Err(mpsc::SendError(job)) = queue.send(job) {
+                job.end(FAILED, Failure::Status(Status::Internal).stored().cast_unsigned());
+            }
+        }
+        Ok(())
     })
 }
 
@@ -176,7 +203,7 @@ fn job(batch: &Arc<Batch>, entry: &IoParams) -> Result<Job, Status> {
         _ => return Err(Status::InvalidValue),
     };
     let request = Request { direction, handle, base, size, file_offset, buffer_offset };
-    Ok(Job { batch: batch.clone(), request, cookie: cookie.addr() })
+    Ok(Job { batch: batch.clone(), request, cookie: cookie.addr(), number: 0 })
 }
 
 /// Takes the events of entries that have ended: waits for `least` of them, or until the time is over.
@@ -231,7 +258,9 @@ fn duration(time: &libc::timespec) -> Duration {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cuFileBatchIOCancel(id: *mut c_void) -> Error {
     status(|| {
-        find(id)?.lock().is_cancelled = true;
+        let batch = find(id)?;
+        let mut state = batch.lock();
+        state.cancelled_below = state.next;
         Ok(())
     })
 }
@@ -241,11 +270,9 @@ pub(crate) extern "C" fn cuFileBatchIOCancel(id: *mut c_void) -> Error {
 pub(crate) extern "C" fn cuFileBatchIODestroy(id: *mut c_void) {
     let _ = status(|| {
         let batch = find(id)?;
-        if let Some(place) = id.addr().checked_sub(1).and_then(|at| batches().get_mut(at).map(Option::take)) {
-            drop(place);
-        }
+        with(|batches| id.addr().checked_sub(1).and_then(|at| batches.get_mut(at).and_then(Option::take)));
         let mut state = batch.lock();
-        state.is_cancelled = true;
+        (state.cancelled_below, state.is_destroyed) = (u64::MAX, true);
         while state.ended.len() < state.open {
             state = batch.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

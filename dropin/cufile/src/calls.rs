@@ -151,8 +151,11 @@ fn register(kind: c_int, fd: RawFd) -> Result<OpenFile, Status> {
     }
     let file = if flags & libc::O_DIRECT == 0 { duplicate(fd) } else { reopen(fd, flags) };
     let file = file.map_err(|error| {
-        log::warn(|| format!("cufile: cannot open {name} again without O_DIRECT: {error}"));
-        Status::PermissionDenied
+        log::warn(|| format!("cufile: cannot open {name} again: {error}"));
+        match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => Status::NoDescriptor,
+            _ => Status::PermissionDenied,
+        }
     })?;
     let file = File::from_std(file, name).map_err(|error| {
         log::warn(|| format!("cufile: {error}"));
@@ -187,7 +190,7 @@ pub(crate) extern "C" fn cuFileHandleDeregister(handle: *mut c_void) {
     let _ = status(|| {
         let removed = table::remove_file(handle);
         stats::HANDLE_ENDS.count(removed.is_some());
-        removed.map(drop).ok_or(Status::HandleNotRegistered)
+        removed.map(table::release).ok_or(Status::HandleNotRegistered)
     });
 }
 

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_memory::path::Require;
@@ -94,7 +94,9 @@ pub(crate) fn require() -> Require {
     if flag(ALLOW_COMPAT_MODE) == Some(false) {
         return Require::Direct;
     }
-    GpuOptions::default().with_environment().require
+    // The environment is read once: programs change theirs while threads run.
+    static REQUIRED: OnceLock<Require> = OnceLock::new();
+    *REQUIRED.get_or_init(|| GpuOptions::default().with_environment().require)
 }
 
 fn place<T>(table: &[T], which: c_uint) -> Result<&T, Status> {

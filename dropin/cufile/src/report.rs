@@ -1,32 +1,41 @@
 //! Which way the bytes of this process went: one line for `nobounce run`, and for the log.
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nobounce::file::{FileReport, file_counters};
 
 use crate::log;
+use crate::transfer::Direction;
 
-static UNREGISTERED: AtomicU64 = AtomicU64::new(0);
+/// Bytes of GPU memory that the program has not registered: read, and written.
+static UNREGISTERED: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+/// The process that has files: a child of `fork` has counters of its parent.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Counts bytes of GPU memory that the program has not registered.
-pub(crate) fn count_unregistered(len: usize) {
-    UNREGISTERED.fetch_add(len as u64, Ordering::Relaxed);
+/// Counts bytes that have moved although their memory is not registered.
+pub(crate) fn count_unregistered(direction: Direction, len: usize) {
+    UNREGISTERED[usize::from(direction == Direction::Write)].fetch_add(len as u64, Ordering::Relaxed);
 }
 
 /// Has the line written when the process exits.
 pub(crate) fn at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        PROCESS.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the function lives as long: the library is never unloaded.
         unsafe { libc::atexit(write) };
     });
 }
 
 extern "C" fn write() {
+    if PROCESS.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
     let counters = file_counters();
-    for (what, report) in [("read", &counters.read), ("written", &counters.written)] {
-        if let Some(line) = line(what, report, UNREGISTERED.load(Ordering::Relaxed)) {
+    let both = [("read", &counters.read), ("written", &counters.written)];
+    for ((what, report), unregistered) in both.into_iter().zip(&UNREGISTERED) {
+        if let Some(line) = line(what, report, unregistered.load(Ordering::Relaxed)) {
             log::note("files", &line);
         }
     }

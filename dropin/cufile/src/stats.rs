@@ -71,8 +71,8 @@ pub(crate) fn count(direction: Direction, moved: Option<usize>, took: Duration) 
     counters.microseconds.fetch_add(microseconds, Ordering::Relaxed);
 }
 
-/// Numbers of `CUfileStatsLevel1_t` as it was in version 1.14. Later ones are longer: a program that
-/// was built before would be written past its end.
+/// Numbers of `CUfileStatsLevel1_t` before those of vectors were added: a program that was built
+/// before would be written past its end.
 const WORDS: usize = 64;
 
 fn level_1() -> [u64; WORDS] {

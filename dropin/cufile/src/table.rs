@@ -4,11 +4,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use nobounce::file::{File, LocalMemory};
 
 use crate::abi::Status;
 use crate::log;
+
+/// Between two looks at an object in use.
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// An open file, and what the program may do with it.
 #[derive(Debug)]
@@ -44,10 +49,12 @@ fn with<T>(what: impl FnOnce(&mut Table) -> T) -> T {
     let mut table: MutexGuard<'_, Option<Table>> = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
     if table.as_ref().is_none_or(|table| table.process != process) {
+        // A handle of the parent must not name a file of the child.
+        let last = table.as_ref().map_or(0, |table| table.last);
         // The parent's windows and threads are not here: nothing of them may be dropped.
         std::mem::forget(table.take());
         let (files, buffers, streams) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
-        *table = Some(Table { process, opened: 0, files, last: 0, buffers, streams });
+        *table = Some(Table { process, opened: 0, files, last, buffers, streams });
     }
     match &mut *table {
         Some(table) => what(table),
@@ -69,8 +76,18 @@ pub(crate) fn close() -> Result<(), Status> {
         Ok(is_last.then(|| (std::mem::take(&mut table.files), std::mem::take(&mut table.buffers))))
     })?;
     // Windows are unmapped here, without the lock.
-    drop(left);
+    if let Some((files, buffers)) = left {
+        files.into_values().for_each(release);
+        buffers.into_values().for_each(release);
+    }
     Ok(())
+}
+
+/// Drops an object when nothing uses it: after a deregistration the program may free the memory.
+pub(crate) fn release<T>(object: Arc<T>) {
+    while Arc::strong_count(&object) > 1 {
+        thread::sleep(PAUSE);
+    }
 }
 
 pub(crate) fn use_count() -> i64 {
@@ -99,34 +116,57 @@ pub(crate) fn remove_file(handle: *mut c_void) -> Option<Arc<OpenFile>> {
     with(|table| table.files.remove(&handle.addr()))
 }
 
+/// Whether memory is registered there. An entry whose memory was freed goes.
 pub(crate) fn is_registered(base: u64) -> bool {
-    with(|table| table.buffers.contains_key(&base))
+    let found = with(|table| table.buffers.get(&base).cloned());
+    let is_live = found.as_ref().is_some_and(|memory| memory.is_live());
+    if let Some(dead) = found.filter(|_| !is_live) {
+        evict(base, &dead);
+    }
+    is_live
+}
+
+fn evict(base: u64, dead: &Arc<LocalMemory>) {
+    let gone = with(|table| {
+        let is_same = table.buffers.get(&base).is_some_and(|memory| Arc::ptr_eq(memory, dead));
+        is_same.then(|| table.buffers.remove(&base))
+    });
+    if gone.is_some() {
+        log::warn(|| format!("cufile: the memory at {base:#x} was freed while it was registered"));
+    }
 }
 
 pub(crate) fn add_buffer(base: u64, memory: LocalMemory) -> Result<(), Status> {
     with(|table| {
         if table.buffers.contains_key(&base) {
-            return Err(Status::AlreadyRegistered);
+            return Err(memory);
         }
         table.buffers.insert(base, Arc::new(memory));
         Ok(())
     })
+    // It is dropped here, without the lock.
+    .map_err(|_memory| Status::AlreadyRegistered)
 }
 
 pub(crate) fn remove_buffer(base: u64) -> Result<(), Status> {
     let removed = with(|table| table.buffers.remove(&base)).ok_or(Status::NotRegistered)?;
-    drop(removed);
+    release(removed);
     Ok(())
 }
 
 /// The registered buffer with all of these bytes.
 pub(crate) fn buffer(addr: u64, len: usize) -> Option<Buffer> {
-    with(|table| {
-        let (base, memory) = table.buffers.range(..=addr).next_back()?;
-        let end = addr.checked_add(len as u64)?;
-        let holds = end <= base + memory.len() as u64;
-        holds.then(|| Buffer { base: *base, memory: memory.clone() })
-    })
+    let end = addr.checked_add(len as u64)?;
+    let found = with(|table| {
+        let mut before = table.buffers.range(..=addr).rev();
+        let (base, memory) = before.find(|(base, memory)| end <= *base + memory.len() as u64)?;
+        Some(Buffer { base: *base, memory: memory.clone() })
+    })?;
+    if found.memory.is_live() {
+        return Some(found);
+    }
+    evict(found.base, &found.memory);
+    None
 }
 
 pub(crate) fn add_stream(stream: u64, flags: u32) {

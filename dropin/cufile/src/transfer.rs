@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nobounce::file::{FileError, FileOptions, LocalMemory};
-use nobounce_memory::path::Require;
 
 use crate::abi::Status;
 use crate::entry::Errno;
@@ -92,27 +91,27 @@ fn moved(request: &Request) -> Result<usize, Failure> {
     if len == 0 {
         return Ok(0);
     }
-    let (memory, range) = place(addr, len)?;
+    let (memory, range, is_registered) = place(addr, len)?;
     let options = FileOptions { require: parameters::require() };
     let done = match direction {
         Direction::Read => memory.read_file(file, offset, range, options),
         Direction::Write => memory.write_file(file, offset, range, options),
     };
-    done.map(|_| len).map_err(failed)
+    let done = done.map_err(failed)?;
+    if !is_registered && done.paths.staged.bytes > 0 {
+        report::count_unregistered(direction, len);
+    }
+    Ok(len)
 }
 
-/// The memory of these bytes, and where they are in it.
-fn place(addr: u64, len: usize) -> Result<(Arc<LocalMemory>, Range<usize>), Failure> {
+/// The memory of these bytes, where they are in it, and whether the program has registered it.
+fn place(addr: u64, len: usize) -> Result<(Arc<LocalMemory>, Range<usize>, bool), Failure> {
     if let Some(table::Buffer { base, memory }) = table::buffer(addr, len) {
         let start = usize::try_from(addr - base).map_err(|_| Status::InvalidValue)?;
-        return Ok((memory, start..start + len));
+        return Ok((memory, start..start + len, true));
     }
     // A window costs more to make than it saves once.
-    let memory = memory::at(addr, len, false)?;
-    if memory.paths().is_some() && parameters::require() == Require::Any {
-        report::count_unregistered(len);
-    }
-    Ok((Arc::new(memory), 0..len))
+    Ok((Arc::new(memory::at(addr, len, false)?), 0..len, false))
 }
 
 fn failed(error: FileError) -> Failure {

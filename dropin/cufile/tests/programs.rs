@@ -126,6 +126,13 @@ fn a_child_has_nothing_of_its_parents() {
     good("forked");
 }
 
+#[test]
+fn memory_freed_while_registered_is_not_written() {
+    let folder = Folder::new("freed");
+    let said = folder.run("freed", &[]);
+    assert!(said.contains("was freed while it was registered"), "{said}");
+}
+
 /// Programs that are linked with the library load it by this soname.
 #[test]
 fn its_name_and_its_functions_are_those_of_cufile() {

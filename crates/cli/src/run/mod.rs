@@ -36,6 +36,13 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let executable = std::env::current_exe().context("cannot find the path of the nobounce program")?;
     let dropin = dropin::find(std::env::var_os(dropin::VARIABLE).map(Into::into), &executable)?;
 
+    let cufile = dropin.join(dropin::CUFILE);
+    anyhow::ensure!(
+        !args.cufile || cufile.exists(),
+        "--cufile: there is no {}. Build it with `make build`",
+        cufile.display()
+    );
+
     // From here on a signal must not end us before the folder is removed.
     let signals = child::Signals::block();
     // Resolved: what is below it is compared with what realpath finds.

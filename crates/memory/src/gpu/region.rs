@@ -431,7 +431,13 @@ impl GpuMemory {
         let copy_engine = Path::Direct(Mechanism::CopyEngine);
         if !wanted {
             // Switching the window off serves to observe staging, so both directions are staged.
-            let reason = Reason::new("the window is switched off (NOBOUNCE_WINDOW=off, or by an option)");
+            let is_off = env::var_os(WINDOW).is_some_and(|value| value.eq_ignore_ascii_case("off"));
+            let reason = if is_off {
+                "the window is switched off (NOBOUNCE_WINDOW=off)"
+            } else {
+                "registered without a window"
+            };
+            let reason = Reason::new(reason);
             return Paths::both(Path::Staged(reason));
         }
         let (opened, refusals) = window::open(&self.range, self.owner);

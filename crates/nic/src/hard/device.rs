@@ -44,6 +44,9 @@ impl Options {
     /// # Errors
     /// One of them makes no sense.
     pub fn from_env() -> Result<Self, OpenError> {
+        if std::env::var_os("NOBOUNCE_KEY").is_some() {
+            return Err(OpenError::Key);
+        }
         let mut options = Self::default();
         if let Ok(value) = std::env::var(GID_INDEX) {
             let expected = "a number, as show_gids and /sys/class/infiniband/*/ports/*/gids have them,";

@@ -85,6 +85,11 @@ pub enum OpenError {
         /// Entry by entry.
         why: NoGid,
     },
+    /// Packets are to be sealed.
+    #[error(
+        "a hardware NIC cannot seal packets, but NOBOUNCE_KEY is set: unset it, or use the software NIC (nb0)"
+    )]
+    Key,
     /// A variable makes no sense.
     #[error("{variable}={value} makes no sense: {expected} is expected")]
     Variable {

@@ -6,7 +6,7 @@
 
 mod key_file;
 
-pub use key_file::{KeyFileError, KeySource};
+pub use key_file::{FileVersion, KeyFileError, KeySource};
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -40,6 +40,8 @@ pub struct SealKeys {
     pub ring: KeyRing,
     /// How packets are sent.
     pub mode: SealMode,
+    /// The version of the file that was read.
+    pub version: Option<FileVersion>,
 }
 
 impl SealKeys {
@@ -48,7 +50,9 @@ impl SealKeys {
     /// # Errors
     /// They cannot be used.
     pub fn read(source: KeySource, mode: SealMode) -> Result<Self, KeyFileError> {
-        Ok(Self { ring: source.read()?, source, mode })
+        // Asked first: what changes meanwhile is read again.
+        let version = source.version();
+        Ok(Self { ring: source.read()?, source, mode, version })
     }
 }
 
@@ -66,7 +70,9 @@ pub struct SealedLink<L> {
     inner: L,
     seal: Seal,
     source: KeySource,
-    version: Option<(u64, i64, i64)>,
+    version: Option<FileVersion>,
+    /// A version that could not be read, which was told.
+    refused: Option<FileVersion>,
     /// When the file and the time of day are looked at again.
     look_at: Nanos,
     /// Seconds since 1970.
@@ -98,7 +104,8 @@ impl<L: Link> SealedLink<L> {
             inner,
             seal,
             source: keys.source.clone(),
-            version: keys.source.version(),
+            version: keys.version,
+            refused: None,
             look_at: 0,
             unix: 0,
             out: TxBatch::with_slab(caps, SEALED_SLAB),
@@ -214,13 +221,18 @@ impl<L: Link> SealedLink<L> {
         if version == self.version || version.is_none() {
             return;
         }
-        self.version = version;
         match self.source.read() {
             Ok(keys) => {
                 tracing::info!("the key {} has changed: it has {} secrets", self.source, keys.ids().len());
+                (self.version, self.refused) = (version, None);
                 self.seal.set_keys(keys);
             }
-            Err(error) => tracing::warn!("the last key is still used: {error}"),
+            // Looked at again each second, and told once.
+            Err(error) if self.refused != version => {
+                self.refused = version;
+                tracing::warn!("the last key is still used: {error}");
+            }
+            Err(_) => {}
         }
     }
 }

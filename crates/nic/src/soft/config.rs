@@ -74,14 +74,21 @@ impl Default for Config {
 
 /// The secrets that `NOBOUNCE_KEY` names.
 fn key_from_env() -> Result<Option<SealKeys>, ConfigError> {
-    let named = std::env::var("NOBOUNCE_KEY").ok().filter(|named| !named.trim().is_empty());
-    let mode = std::env::var("NOBOUNCE_KEY_MODE").unwrap_or_default();
-    let mode = match mode.trim() {
-        "" | "encrypt" => SealMode::Encrypt,
-        "authenticate" => SealMode::Authenticate,
-        _ => return Err(ConfigError::KeyMode(mode)),
-    };
-    named.map(|named| Ok(SealKeys::read(KeySource::from_text(named.trim()), mode)?)).transpose()
+    let text = |name| std::env::var_os(name).map(|text| text.to_string_lossy().trim().to_owned());
+    let (named, mode) = (text("NOBOUNCE_KEY"), text("NOBOUNCE_KEY_MODE").filter(|mode| !mode.is_empty()));
+    match (named, mode.as_deref()) {
+        (None, None) => Ok(None),
+        // A variable that was not set where its value came from must not switch protection off.
+        (None, Some(_)) => Err(ConfigError::NoKey("NOBOUNCE_KEY_MODE is set, but NOBOUNCE_KEY is not")),
+        (Some(named), _) if named.is_empty() => Err(ConfigError::NoKey("NOBOUNCE_KEY is set, but empty")),
+        (Some(_), Some(other)) if !["encrypt", "authenticate"].contains(&other) => {
+            Err(ConfigError::KeyMode(other.to_owned()))
+        }
+        (Some(named), mode) => {
+            let mode = if mode == Some("authenticate") { SealMode::Authenticate } else { SealMode::Encrypt };
+            Ok(Some(SealKeys::read(KeySource::from_text(&named), mode)?))
+        }
+    }
 }
 
 /// How lost packets of reliable queue pairs are sent again.
@@ -200,6 +207,9 @@ pub enum ConfigError {
     /// NOBOUNCE_KEY.
     #[error(transparent)]
     Key(#[from] KeyFileError),
+    /// NOBOUNCE_KEY without a key.
+    #[error("{0}: packets would leave unprotected. Name a file with the key, or unset both variables")]
+    NoKey(&'static str),
     /// NOBOUNCE_KEY_MODE.
     #[error("invalid NOBOUNCE_KEY_MODE {0:?}: expected encrypt or authenticate")]
     KeyMode(String),

@@ -20,7 +20,10 @@ const LEN: usize = 64 << 10;
 
 fn keyed(addr: &str, digits: &str, mode: SealMode) -> Config {
     let ring = KeyRing::parse(&digits.repeat(32)).unwrap();
-    Config { key: Some(SealKeys { source: KeySource::Descriptor(-1), ring, mode }), ..unguarded_udp(addr) }
+    Config {
+        key: Some(SealKeys { source: KeySource::Descriptor(-1), ring, mode, version: None }),
+        ..unguarded_udp(addr)
+    }
 }
 
 #[test]

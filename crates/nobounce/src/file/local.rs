@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use nobounce_memory::gpu::copy_engine::CopyError;
 use nobounce_memory::gpu::{GpuMemory, GpuOptions, RegisterError};
 use nobounce_memory::path::Paths;
 use nobounce_memory::{AccessError, Window, guard};
@@ -76,6 +77,14 @@ impl LocalMemory {
         self.len() == 0
     }
 
+    /// Whether GPU memory is still the registered one; host memory cannot be told from its successor.
+    pub fn is_live(&self) -> bool {
+        match &self.0 {
+            Place::Host(_) => true,
+            Place::Gpu(memory) => memory.check_alive().is_ok(),
+        }
+    }
+
     /// The path of its bytes; `None` for host memory.
     pub fn paths(&self) -> Option<&Paths> {
         match &self.0 {
@@ -116,7 +125,10 @@ impl LocalMemory {
 
     fn check(&self, range: &Range<usize>) -> Result<(), FileError> {
         if range.start <= range.end && range.end <= self.len() {
-            return Ok(());
+            // A window keeps freed memory alive: bytes would go where nobody looks.
+            let Place::Gpu(memory) = &self.0 else { return Ok(()) };
+            let alive = memory.check_alive_at(range.start, range.len());
+            return alive.map_err(|gone| FileError::from(CopyError::from(gone)));
         }
         let len = range.end.saturating_sub(range.start);
         let outside = AccessError::OutOfBounds { offset: range.start, len, window: self.len() };

@@ -254,6 +254,29 @@ static void streams(void) {
     IS(5022, cuFileStreamDeregister(stream));
 }
 
+/* Memory that is freed while it is registered, and allocated again at the same address. */
+static void freed(void) {
+    handle_t file = registered(make("freed", O_RDWR));
+    uint64_t gpu = gpu_memory(), again;
+    IS(0, cuFileBufRegister((void *)gpu, SIZE, 0));
+    GIVES(PIECE, cuFileRead(file, (void *)gpu, PIECE, 0, 0));
+    GIVES(0, cuMemFree_v2(gpu));
+    again = gpu_memory();
+    CHECK(again == gpu);
+    GIVES(PIECE, cuFileRead(file, (void *)again, PIECE, 100, 0));
+    holds(again, 0, 100, PIECE);
+    IS(0, cuFileBufRegister((void *)again, SIZE, 0));
+    GIVES(0, cuMemFree_v2(again));
+    CHECK(gpu_memory() == again);
+    IS(0, cuFileBufRegister((void *)again, SIZE, 0));
+    GIVES(PIECE, cuFileRead(file, (void *)again, PIECE, 7, 0));
+    holds(again, 0, 7, PIECE);
+    /* A small registration inside of it does not hide it. */
+    IS(0, cuFileBufRegister((void *)(again + 4096), 4096, 0));
+    GIVES(PIECE, cuFileRead(file, (void *)again, PIECE, 9, 4096));
+    holds(again, 4096, 9, PIECE);
+}
+
 /* A program that forbids the compatibility mode gets no bounce through host memory. */
 static void required(void) {
     handle_t file = registered(make("required", O_RDONLY));
@@ -269,6 +292,8 @@ static void forked(void) {
     handle_t file = registered(make("forked", O_RDONLY));
     unsigned char byte = 0;
     GIVES(1, cuFileRead(file, &byte, 1, 5, 0));
+    void *batch;
+    IS(0, cuFileBatchIOSetUp(&batch, 4));
     pid_t child = fork();
     if (child == 0) {
         GIVES(-5027, cuFileRead(file, &byte, 1, 5, 0));
@@ -276,6 +301,9 @@ static void forked(void) {
         handle_t own = registered(make("child", O_RDONLY));
         GIVES(1, cuFileRead(own, &byte, 1, 6, 0));
         CHECK(byte == right[6]);
+        /* The parent's number still names nothing. */
+        GIVES(-5027, cuFileRead(file, &byte, 1, 5, 0));
+        IS(5022, cuFileBatchIOCancel(batch));
         _exit(0);
     }
     int status;
@@ -303,6 +331,7 @@ int main(int count, char **arguments) {
     CASE("streams", streams());
     CASE("required", required());
     CASE("forked", forked());
+    CASE("freed", freed());
     printf("%s: good\n", name);
     return 0;
 }

@@ -5,7 +5,7 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd as _, RawFd};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -13,6 +13,9 @@ use nobounce_protocol::seal::{KeyError, KeyRing};
 
 /// More than any file of two secrets has.
 const MAX_LEN: u64 = 4096;
+
+/// What changes with a file: its number, and the time of its last change in seconds and nanoseconds.
+pub type FileVersion = (u64, i64, i64);
 
 /// Where secrets are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,9 +47,10 @@ impl KeySource {
 
     /// What changes when the file is written or replaced; `None` for a descriptor, and for a file
     /// that is not there.
-    pub(super) fn version(&self) -> Option<(u64, i64, i64)> {
+    pub(super) fn version(&self) -> Option<FileVersion> {
         let Self::File(path) = self else { return None };
-        fs::metadata(path).ok().map(|meta| (meta.ino(), meta.mtime(), meta.mtime_nsec()))
+        // The time of the last change of rights, too: a file that was refused may be readable now.
+        fs::metadata(path).ok().map(|meta| (meta.ino(), meta.ctime(), meta.ctime_nsec()))
     }
 }
 
@@ -93,8 +97,12 @@ pub enum KeyFileError {
 
 fn read_file(path: &Path) -> Result<String, KeyFileError> {
     let failed = |source| KeyFileError::Read { at: KeySource::File(path.to_owned()), source };
-    let file = File::open(path).map_err(failed)?;
+    // A pipe without a writer must not block.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
+    if !meta.is_file() {
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+    }
     if is_exposed(&meta) {
         let (mode, owner) = (meta.mode() & 0o7777, meta.uid());
         return Err(KeyFileError::Exposed { path: path.to_owned(), mode, owner });

@@ -5,7 +5,7 @@ use super::*;
 
 fn keys(digits: &str) -> SealKeys {
     let ring = KeyRing::parse(&digits.repeat(32)).unwrap();
-    SealKeys { source: KeySource::Descriptor(-1), ring, mode: SealMode::Encrypt }
+    SealKeys { source: KeySource::Descriptor(-1), ring, mode: SealMode::Encrypt, version: None }
 }
 
 fn end(local: IpAddr, keys: &SealKeys) -> (SealedLink<StubLink>, Log) {

@@ -265,7 +265,8 @@ impl Core {
         let is_peer = self.entry(presence.to).is_some_and(|entry| is_of_peer(entry))
             || self.qps.iter().flatten().any(|entry| is_of_peer(entry));
         if !is_peer {
-            return false;
+            // A peer that was connected first asks before our end is: it asks again.
+            return !presence.is_answer;
         }
         let [_, slot, ..] = presence.from.get().to_be_bytes();
         let is_selective = presence.capabilities & Capabilities::SELECTIVE != 0;
