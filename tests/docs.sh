@@ -34,6 +34,8 @@ def words_to_run(words):
     if command in ("predict", "topo", "doctor"):
         needs_files = any(word.endswith((".json", ".log")) or word in ("FILE", "DIR") for word in words)
         words = [os.path.abspath("README.md") if word.startswith("/data/") else word for word in words]
+        if "--" in words:
+            words = [*words[:words.index("--") + 1], "true"]
         return None if needs_files or "--serve" in words or "--peer" in words else (words[1:], (0, 1))
     return None
 

@@ -141,7 +141,7 @@ fn a_failing_user_flushes_its_half_filled_receive_and_leaves_the_others() {
     let sge = [a.sge(0, 8192)[0], Sge { lkey: a.mr.lkey() ^ 1, ..a.sge(0, 4096)[0] }];
     a.qps[0].post_send(&SendRequest::new(0, Operation::Send, &sge)).unwrap();
     assert_eq!(a.status(), Status::LocalProtection);
-    until("the first packets", || b.device.counters().rcvd_pkts > 0);
+    until("the first packets", || b.device.counters().placed_bytes > 0);
     b.quiet();
     b.qps[0].modify(&QpAttr::to_state(QpState::Error)).unwrap();
     let got = b.completions(1)[0];
