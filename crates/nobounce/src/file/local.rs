@@ -125,7 +125,7 @@ impl LocalMemory {
 
     fn check(&self, range: &Range<usize>) -> Result<(), FileError> {
         if range.start <= range.end && range.end <= self.len() {
-            // A window keeps freed memory alive: bytes would go where nobody looks.
+            // A window keeps freed memory alive, and the bytes would go there.
             let Place::Gpu(memory) = &self.0 else { return Ok(()) };
             let alive = memory.check_alive_at(range.start, range.len());
             return alive.map_err(|gone| FileError::from(CopyError::from(gone)));
