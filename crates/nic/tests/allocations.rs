@@ -84,9 +84,9 @@ fn messages_move_without_allocations() {
             let before = ALLOCATIONS.load(Ordering::Relaxed);
             (0..ROUNDS).for_each(|_| round(&a, &b, &mut got));
             let count = ALLOCATIONS.load(Ordering::Relaxed) - before;
-            // A queue may still grow once; four messages of some 50 packets a round would be
-            // 15,000.
-            assert!(count < ROUNDS / 10, "{count} allocations in {ROUNDS} rounds, {link:?}, {progress:?}");
+            // A queue may still grow once, and a packet behind a lost one is held in memory of its
+            // own; four messages of some 50 packets a round would be 15,000.
+            assert!(count < ROUNDS / 2, "{count} allocations in {ROUNDS} rounds, {link:?}, {progress:?}");
         }
     }
 }

@@ -435,7 +435,7 @@ impl GpuMemory {
             let reason = if is_off {
                 "the window is switched off (NOBOUNCE_WINDOW=off)"
             } else {
-                "registered without a window"
+                "the window is switched off by an option"
             };
             let reason = Reason::new(reason);
             return Paths::both(Path::Staged(reason));
