@@ -176,6 +176,16 @@ pub enum Nak {
 }
 
 impl Nak {
+    /// The status of the refused request; `None` where the peer only misses a packet.
+    pub(crate) const fn refusal(self) -> Option<Status> {
+        match self {
+            Self::PsnSequence => None,
+            Self::RemoteAccess => Some(Status::RemoteAccess),
+            Self::RemoteOperational => Some(Status::RemoteOperation),
+            Self::InvalidRequest | Self::InvalidRdRequest => Some(Status::RemoteInvalidRequest),
+        }
+    }
+
     /// The code's meaning, if the standard gives it one.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {

@@ -45,6 +45,23 @@ impl Recovery {
         stalled
     }
 
+    /// Handles an RNR NAK: waits as long as the peer asks; false if no RNR retry is left.
+    pub(super) fn wait_for_receive(&mut self, now: Nanos, code: u8, params: &Params) -> bool {
+        if self.rnr_retries == 0 {
+            return false;
+        }
+        // 7 stands for no limit.
+        if params.rnr_retry < 7 {
+            self.rnr_retries -= 1;
+        }
+        let until = now + timing::rnr_timer(code);
+        self.rnr_until = Some(until);
+        // The packet arrived and the peer lives: the delay is neither silence nor loss.
+        self.last_progress = until;
+        self.retries = params.retry_cnt;
+        true
+    }
+
     pub(super) fn spend_retry(&mut self) -> bool {
         let left = self.retries > 0;
         self.retries = self.retries.saturating_sub(1);

@@ -444,18 +444,9 @@ impl Requester {
                 if self.una < psn {
                     self.data_lost(now, out);
                 } else {
-                    if self.recovery.rnr_retries == 0 {
+                    if !self.recovery.wait_for_receive(now, code, params) {
                         return ResponseOutcome::Failed(Status::RnrRetryExceeded);
                     }
-                    if params.rnr_retry < 7 {
-                        self.recovery.rnr_retries -= 1;
-                    }
-                    let until = now + timing::rnr_timer(code);
-                    self.recovery.rnr_until = Some(until);
-                    // RNR NAK: the packet arrived and the peer lives. The RNR delay is neither
-                    // silence nor loss.
-                    self.recovery.last_progress = until;
-                    self.recovery.retries = params.retry_cnt;
                     self.rewind();
                 }
                 ResponseOutcome::Taken

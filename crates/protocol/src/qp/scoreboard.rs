@@ -279,10 +279,10 @@ impl Scoreboard {
     /// arrived, counted in transmissions or as a part of the shortest round trip.
     pub(super) fn is_overdue(&self, psn: u64, soonest: Nanos) -> bool {
         let (order, at) = self.newest;
-        let patience = soonest / 4 * (self.tolerance / TOLERANCE);
+        let reordering_window = soonest / 4 * (self.tolerance / TOLERANCE);
         self.get(psn).is_some_and(|sent| {
             let overtaken = order >= sent.order + self.tolerance;
-            let late = order > sent.order && at >= sent.at.saturating_add(patience.max(1));
+            let late = order > sent.order && at >= sent.at.saturating_add(reordering_window.max(1));
             sent.fate == Fate::InFlight && (overtaken || late)
         })
     }

@@ -22,28 +22,7 @@ impl Requester {
         }
         let before = self.una;
         self.advance(now, psn, params, out);
-        let status = match nak {
-            Nak::PsnSequence => {
-                out.counters.rcvd_seq_err += 1;
-                let repeated = self.recovery.rewound.is_some_and(|(at, when)| {
-                    at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2
-                });
-                if repeated || self.recovery.rnr_until.is_some() {
-                    return ResponseOutcome::Taken; // everything will be sent again anyway
-                }
-                if self.una == before && self.recovery.stalled(now, params) && !self.recovery.spend_retry() {
-                    return ResponseOutcome::Failed(Status::RetryExceeded);
-                }
-                self.loss();
-                self.recovery.last_progress = now;
-                self.recovery.rewound = Some((self.una, now));
-                self.rewind();
-                return ResponseOutcome::Taken;
-            }
-            Nak::RemoteAccess => Status::RemoteAccess,
-            Nak::RemoteOperational => Status::RemoteOperation,
-            Nak::InvalidRequest | Nak::InvalidRdRequest => Status::RemoteInvalidRequest,
-        };
+        let Some(status) = nak.refusal() else { return self.send_again_from_una(now, before, params, out) };
         if self.una < psn {
             // The NAK is for a later request, but data of an earlier one is missing: request that
             // first.
@@ -51,6 +30,33 @@ impl Requester {
             return ResponseOutcome::Taken;
         }
         ResponseOutcome::Failed(status)
+    }
+
+    /// Handles a NAK for a PSN sequence error: the peer has dropped everything from the gap on. `before`
+    /// is the first unacknowledged packet before that NAK.
+    pub(super) fn send_again_from_una(
+        &mut self,
+        now: Nanos,
+        before: u64,
+        params: &Params,
+        out: &mut Out<'_>,
+    ) -> ResponseOutcome {
+        out.counters.rcvd_seq_err += 1;
+        let repeated = self
+            .recovery
+            .rewound
+            .is_some_and(|(at, when)| at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2);
+        if repeated || self.recovery.rnr_until.is_some() {
+            return ResponseOutcome::Taken; // everything will be sent again anyway
+        }
+        if self.una == before && self.recovery.stalled(now, params) && !self.recovery.spend_retry() {
+            return ResponseOutcome::Failed(Status::RetryExceeded);
+        }
+        self.loss();
+        self.recovery.last_progress = now;
+        self.recovery.rewound = Some((self.una, now));
+        self.rewind();
+        ResponseOutcome::Taken
     }
 
     #[allow(clippy::too_many_arguments)] // the packet, the world, and where results go

@@ -6,7 +6,7 @@ use crate::qp::request::Operation;
 use crate::qp::scoreboard::{Arrival, Scoreboard};
 use crate::qp::wqe::Wqe;
 use crate::qp::{Host, Params, Transmit};
-use crate::timing::{self, Nanos};
+use crate::timing::Nanos;
 use crate::wire::{Header, Opcode, SelectiveAck, Syndrome};
 
 impl Requester {
@@ -188,16 +188,9 @@ impl Requester {
                 self.note_acknowledged(now, psn, out);
                 self.settle_arrivals(now, params, out);
                 if self.una == psn {
-                    if self.recovery.rnr_retries == 0 {
+                    if !self.recovery.wait_for_receive(now, code, params) {
                         return ResponseOutcome::Failed(Status::RnrRetryExceeded);
                     }
-                    if params.rnr_retry < 7 {
-                        self.recovery.rnr_retries -= 1;
-                    }
-                    let until = now + timing::rnr_timer(code);
-                    self.recovery.rnr_until = Some(until);
-                    self.recovery.last_progress = until;
-                    self.recovery.retries = params.retry_cnt;
                     self.lose(psn);
                 } else {
                     self.ask_again(now, psn);
@@ -241,29 +234,8 @@ impl Requester {
         let before = self.una;
         self.note_acknowledged(now, psn, out);
         self.settle_arrivals(now, params, out);
-        let status = match nak {
-            // The peer has dropped everything behind the gap: it does not retransmit selectively yet.
-            Nak::PsnSequence => {
-                out.counters.rcvd_seq_err += 1;
-                let repeated = self.recovery.rewound.is_some_and(|(at, when)| {
-                    at == self.una && now.saturating_sub(when) < self.rtt.smoothed() / 2
-                });
-                if repeated || self.recovery.rnr_until.is_some() {
-                    return ResponseOutcome::Taken;
-                }
-                if self.una == before && self.recovery.stalled(now, params) && !self.recovery.spend_retry() {
-                    return ResponseOutcome::Failed(Status::RetryExceeded);
-                }
-                self.loss();
-                self.recovery.last_progress = now;
-                self.recovery.rewound = Some((self.una, now));
-                self.rewind();
-                return ResponseOutcome::Taken;
-            }
-            Nak::RemoteAccess => Status::RemoteAccess,
-            Nak::RemoteOperational => Status::RemoteOperation,
-            Nak::InvalidRequest | Nak::InvalidRdRequest => Status::RemoteInvalidRequest,
-        };
+        // A sequence error: the peer does not retransmit selectively yet.
+        let Some(status) = nak.refusal() else { return self.send_again_from_una(now, before, params, out) };
         if self.una < psn {
             self.ask_again(now, psn);
             return ResponseOutcome::Taken;
