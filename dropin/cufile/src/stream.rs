@@ -18,19 +18,16 @@ use crate::{log, report, table, transfer};
 const SPIN: Duration = Duration::from_micros(50);
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// Remembers a stream; nothing depends on it.
+/// Reads and writes need no registration of their stream.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuFileStreamRegister(stream: *mut c_void, flags: c_uint) -> Error {
-    status(|| {
-        table::add_stream(stream.addr() as u64, flags);
-        Ok(())
-    })
+pub(crate) extern "C" fn cuFileStreamRegister(_stream: *mut c_void, _flags: c_uint) -> Error {
+    Error::from(Ok(()))
 }
 
-/// Forgets a stream.
+/// As for registration.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuFileStreamDeregister(stream: *mut c_void) -> Error {
-    status(|| table::remove_stream(stream.addr() as u64))
+pub(crate) extern "C" fn cuFileStreamDeregister(_stream: *mut c_void) -> Error {
+    Error::from(Ok(()))
 }
 
 fn wait(stream: *mut c_void) -> Result<(), Status> {

@@ -1,6 +1,6 @@
 //! What is open and registered.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,8 +39,6 @@ struct Table {
     last: usize,
     /// By their first byte.
     buffers: BTreeMap<u64, Arc<LocalMemory>>,
-    /// Streams that the program has registered: nothing depends on it.
-    streams: HashMap<u64, u32>,
 }
 
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
@@ -53,8 +51,8 @@ fn with<T>(what: impl FnOnce(&mut Table) -> T) -> T {
         let last = table.as_ref().map_or(0, |table| table.last);
         // The parent's windows and threads are not here: nothing of them may be dropped.
         std::mem::forget(table.take());
-        let (files, buffers, streams) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
-        *table = Some(Table { process, opened: 0, files, last, buffers, streams });
+        let (files, buffers) = (BTreeMap::new(), BTreeMap::new());
+        *table = Some(Table { process, opened: 0, files, last, buffers });
     }
     match &mut *table {
         Some(table) => what(table),
@@ -167,12 +165,4 @@ pub(crate) fn buffer(addr: u64, len: usize) -> Option<Buffer> {
     }
     evict(found.base, &found.memory);
     None
-}
-
-pub(crate) fn add_stream(stream: u64, flags: u32) {
-    with(|table| table.streams.insert(stream, flags));
-}
-
-pub(crate) fn remove_stream(stream: u64) -> Result<(), Status> {
-    with(|table| table.streams.remove(&stream)).map(drop).ok_or(Status::InvalidValue)
 }

@@ -13,7 +13,7 @@ const PROBLEMS: [(&str, &str); 9] = [
     ("Unable to retrieve dmabuf fd", "the GPU's memory was not exported as a dma-buf; ibv_reg_mr is tried"),
     ("Unable to register CUDA device buffer", "the adapter refused GPU memory"),
     ("Unable to register MR", "the adapter refused memory"),
-    ("FI_HMEM", "the provider was asked for GPU memory (FI_HMEM)"),
+    ("FI_HMEM", "the program requires GPU memory of the provider (FI_HMEM)"),
     ("emulat", "the provider emulates the operation in software: the CPU copies, no RDMA"),
     ("prov error", "the provider reported an error of a request"),
 ];

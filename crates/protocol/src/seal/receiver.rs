@@ -40,7 +40,7 @@ pub enum Dropped {
     Malformed,
     /// Its secret is none of ours.
     UnknownKey,
-    /// Its session is unknown; the sender is told.
+    /// Its session is unknown; a stale message answers it.
     UnknownSession,
     /// Its tag is wrong: damaged, forged, or for another address.
     Forged,

@@ -30,7 +30,7 @@ pub(super) type PeerName = (IpAddr, u8);
 pub enum Route {
     /// Seal it now.
     Ready(Flow),
-    /// Keep it: its session has been asked for.
+    /// Keep it: a hello for its session is under way.
     Wait,
     /// Drop it: the peer does not answer.
     Refused,

@@ -251,7 +251,6 @@ static void streams(void) {
     GIVES(-5022, moved);
     IS(5022, cuFileReadAsync(file, (void *)gpu, NULL, &from, &to, &moved, stream));
     IS(0, cuFileStreamDeregister(stream));
-    IS(5022, cuFileStreamDeregister(stream));
 }
 
 /* Memory that is freed while it is registered, and allocated again at the same address. */
