@@ -56,7 +56,7 @@ ROOMS = {
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "find_object", "notice", "reserve"}), ("view", {"view", "own_view", "shared_dir"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/cufile": [("layouts", {"abi"}), ("calls", {"batch", "calls", "memory", "parameters", "report", "stats", "stream", "table", "transfer"})],
-    "dropin/gin": [("interface", {"abi", "error", "log", "layout"}), ("ranks", {"group"}), ("contexts", {"context"}), ("calls", {"plugin"})],
+    "dropin/gin": [("interface", {"abi", "error", "log", "layout", "nccl"}), ("ranks", {"group"}), ("contexts", {"context"}), ("calls", {"plugin"})],
     "dropin/vmm": [("interposed", {"driver", "lookup"})],
     "dropin/paths": [("view", {"view", "original", "copies"}), ("calls", {"calls", "dlopen"})],
     # Verbs objects hold each other by pointers that C programs follow in every direction.
