@@ -119,7 +119,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     });
     let severity = if none_left {
         Severity::Error
-    } else if missed {
+    } else if missed || is_rail(analysis, &down) {
         Severity::Warning
     } else {
         Severity::Info
@@ -142,6 +142,16 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .blocks()
             .on(names),
     );
+}
+
+/// Whether the adapters that are down belong to a set with one adapter for each GPU.
+fn is_rail(analysis: &Analysis<'_>, down: &[&Nic]) -> bool {
+    let gpus = analysis.facts.gpus.len();
+    let like = |nic: &Nic| {
+        let all = analysis.facts.nics.iter().filter(|other| !other.is_software());
+        all.filter(|other| other.driver == nic.driver).count()
+    };
+    gpus > 1 && down.iter().any(|nic| nic.driver.is_some() && like(nic) == gpus)
 }
 
 /// Active InfiniBand ports that no subnet manager looks after.
@@ -314,7 +324,7 @@ fn made_for(vendor: u32, device: u32) -> Option<f64> {
 
 fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let small: Vec<_> = hardware(analysis)
-        .filter(|(_, port)| port.is_active() && port.active_mtu.get().is_some_and(|mtu| mtu < 2048))
+        .filter(|(_, port)| port.may_be_active() && port.active_mtu.get().is_some_and(|mtu| mtu < 2048))
         .collect();
     if let Some((nic, port)) = small.first() {
         let names: Vec<_> = small.iter().map(|(nic, port)| name(nic, port)).collect();
