@@ -190,9 +190,9 @@ fn why_no_import(facts: &Facts) -> Option<(&'static str, String)> {
 /// Whether peer memory is likely to work although no registration proves it: its module is loaded,
 /// or the adapter's own driver may do without.
 pub fn peermem_is_likely(facts: &Facts, nic: &Nic, peermem: &Answer) -> bool {
-    let loaded = |name: &&str| facts.kernel.is_loaded(name) == Some(true);
+    let loaded = |name: &str| facts.kernel.is_loaded(name) == Some(true);
     matches!(peermem, Answer::Unknown(_))
-        && (["nvidia_peermem", "nv_peer_mem"].iter().any(|name| loaded(&name))
+        && (["nvidia_peermem", "nv_peer_mem"].iter().any(|name| loaded(name))
             || adapters::may_pin_gpu_memory(facts, nic))
 }
 

@@ -5,7 +5,7 @@ use super::settings::{able, dma_buf_off, left_out, relaxed, set, too_old};
 use crate::finding::{Finding, Severity};
 use crate::names::Filter;
 use crate::nccl::{self, Level, Network};
-use nobounce_topology::analysis::Analysis;
+use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{GpuVendor, NO_FOLDER, Nic, Variable};
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -24,9 +24,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let version = analysis.facts.libraries.nccl.known().and_then(|nccl| nccl.as_ref()?.version.as_deref());
     // A plugin registers memory in its own way.
     let own = |nic: &Nic| !nccl::is_efa(nic) && nccl::network(analysis.facts, nic) == Network::Adapters;
-    let misses = |pair: &nobounce_topology::analysis::Pair<'_>| {
-        nccl::misses(analysis.facts, pair).filter(|_| own(pair.nic))
-    };
+    let misses = |pair: &Pair<'_>| nccl::misses(analysis.facts, pair).filter(|_| own(pair.nic));
     found.extend(too_old(analysis, "nccl-too-old", "NCCL", version, misses));
     found
 }
@@ -210,7 +208,10 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let need = stopped.iter().map(|pair| nccl::distance(facts, pair)).max().unwrap_or(Level::Sys);
         // Where the default would not have allowed it either, the setting is no change for the
         // worse.
-        let default_allows = stopped.iter().any(|pair| nccl::distance(facts, pair) <= Level::P2c);
+        let unplaced = |pair: &&&Pair<'_>| facts.pci_device(&pair.gpu.address).is_none();
+        let default_allows = stopped.iter().any(|pair| nccl::distance(facts, pair) <= Level::P2c)
+            // No distance is as short as LOC.
+            || (level == Level::Loc && stopped.iter().any(|pair| unplaced(&pair)));
         let severity = if default_allows { Severity::Error } else { Severity::Info };
         let finding = Finding::new("nccl-gdr-level", severity, format!("{variable} keeps NCCL from GPUDirect on {}", list(&names)))
             .why(format!("The setting allows distances up to {}, but the nearest adapter is at {}: GPU memory is staged through the host.", level.name(), need.name()));
