@@ -115,6 +115,8 @@ explanations! {
     "Verbs support dma-buf since kernel 5.12; OFED and DOCA add it to older kernels.";
     "known-bad", "A combination of versions that is known to fail",
     "Some versions of NCCL, UCX, the NVIDIA driver, nv_peer_mem or the kernel crash, hang or refuse registrations in certain combinations. The finding names the public report, the versions and a way out. The verdict of the library or the path changes, even if every other fact is right.";
+    "link-errors", "The link of an adapter fails far more often than others",
+    "The port counters link_downed or symbol_error are high for one adapter and low for others of the machine. Then the cable, the transceiver or a port is bad: packets are retransmitted, and operations end with status 12 when the link is down for too long. Manual check: mlxlink -d DEVICE -m -c; perfquery on InfiniBand.";
     "link-layers", "Some adapters are InfiniBand, others Ethernet",
     "Servers often have adapters for storage and management beside those of the compute network. NCCL uses every active adapter unless NCCL_IB_HCA is set, UCX unless UCX_NET_DEVICES is set. If an adapter of the compute network is Ethernet by mistake, mlxconfig -d DEVICE set LINK_TYPE_P1=1 makes it InfiniBand.";
     "max-payload", "PCIe packets are smaller than they could be",

@@ -272,7 +272,7 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if nccl::is_on(facts, "NCCL_DMABUF_ENABLE") == Some(false)
         && let Some(variable) = variable(analysis, "NCCL_DMABUF_ENABLE")
     {
-        found.push(dma_buf_off("nccl-dmabuf", "NCCL", variable, &able(analysis)));
+        found.push(dma_buf_off("nccl-dmabuf", "NCCL", variable, analysis, &able(analysis)));
     }
     if nccl::is_on(facts, "NCCL_NET_GDR_READ") == Some(false)
         && let Some(variable) = variable(analysis, "NCCL_NET_GDR_READ")

@@ -95,7 +95,7 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         && let Some(variable) = facts.variable("UCX_CUDA_COPY_DMABUF")
     {
         let pairs: Vec<_> = analysis.pairs.iter().filter(|pair| !pair.nic.is_software()).collect();
-        found.push(dma_buf_off("ucx-dmabuf", "UCX", variable, &pairs));
+        found.push(dma_buf_off("ucx-dmabuf", "UCX", variable, analysis, &pairs));
     }
     if ucx::is_off(facts, "UCX_IB_PCI_RELAXED_ORDERING")
         && let Some(variable) = facts.variable("UCX_IB_PCI_RELAXED_ORDERING")

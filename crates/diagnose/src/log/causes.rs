@@ -2,7 +2,7 @@
 //! look.
 
 use super::known::Cause;
-use nobounce_topology::facts::{Facts, GpuVendor, Port};
+use nobounce_topology::facts::{Facts, Gpu, GpuVendor, Port};
 
 pub(super) const fn always(text: &'static str, fix: &'static str) -> Cause {
     Cause { when: |_, _| true, text, fix }
@@ -27,8 +27,12 @@ pub(super) fn is_set(facts: &Facts, names: &[&str]) -> bool {
 }
 
 /// Whether a line names an address that CUDA's virtual memory API reserves: they begin far below
-/// those of `cudaMalloc`.
-pub(super) fn is_vmm_address(line: &str) -> bool {
+/// those of `cudaMalloc`, but for old and virtual GPUs.
+pub(super) fn is_vmm_address(facts: &Facts, line: &str) -> bool {
+    let old = |gpu: &Gpu| gpu.compute_capability.get().is_some_and(|cc| cc < 70);
+    if facts.gpus.iter().any(old) || facts.is_virtual() {
+        return false;
+    }
     const VMM: std::ops::Range<u64> = 0x1_0000_0000..0x1000_0000_0000;
     line.split("0x").skip(1).any(|text| {
         let digits: String = text.chars().take_while(char::is_ascii_hexdigit).collect();
@@ -112,7 +116,7 @@ pub(super) const NO_PAGES: &[Cause] = &[
         "upgrade libfabric or the program to a version that registers CUDA memory by dma-buf",
     ),
     when(
-        |facts, line| is_vmm_address(line) || peermem_loaded(facts),
+        |facts, line| is_vmm_address(facts, line) || peermem_loaded(facts),
         "the memory is of CUDA's virtual memory API (expandable segments, vLLM's sleep mode, cuMemCreate) without the flag for GPUDirect RDMA",
         "allocate with gpuDirectRDMACapable, or switch sleep mode and expandable_segments off (PYTORCH_CUDA_ALLOC_CONF)",
     ),
@@ -133,7 +137,7 @@ pub(super) const AMD_DMA_BUF: &str =
 pub(super) const BAD_RANGE: &[Cause] = &[
     when(|facts, _| has_amd(facts), NO_AMD_PEER, AMD_DMA_BUF),
     when(
-        |facts, line| !has_amd(facts) && is_vmm_address(line),
+        |facts, line| !has_amd(facts) && is_vmm_address(facts, line),
         "the memory is of CUDA's virtual memory API (expandable segments): the range spans several allocations",
         "switch expandable_segments off (PYTORCH_CUDA_ALLOC_CONF), or upgrade the program",
     ),
@@ -192,4 +196,47 @@ pub(super) const LOCKED: &[Cause] = &[
 pub(super) const BOOTSTRAP: &[Cause] = &[always(
     "it uses an interface that the other machine cannot reach (docker0, a link-local one), or a firewall closes the ports",
     "`NCCL_SOCKET_IFNAME=eth0`   (with the interface of the cluster's network); open all TCP ports between the machines",
+)];
+
+/// No adapter that NCCL or another program could use.
+pub(super) const NO_DEVICE: &[Cause] = &[
+    when(
+        |facts, _| facts.variable("NCCL_IB_HCA").is_some(),
+        "NCCL_IB_HCA matches no adapter",
+        "`unset NCCL_IB_HCA`, or name adapters that `ibv_devices` lists",
+    ),
+    when(
+        |facts, _| facts.is_container(),
+        "the container was started without the adapters' files or their provider library",
+        "`--device /dev/infiniband`   (Kubernetes: an RDMA device plugin and its resource); `ibv_devinfo` inside must list them",
+    ),
+    always(
+        "the RDMA driver is not loaded, or every port is down",
+        "`ibv_devinfo`; `sudo modprobe mlx5_ib ib_uverbs`   (or the vendor's driver)",
+    ),
+];
+
+/// Memory that perftest and others could not register, without a reason.
+pub(super) const REFUSED: &[Cause] = &[
+    when(
+        |facts, _| facts.gpus.iter().any(|gpu| nobounce_topology::gpudirect::is_consumer(gpu.title())),
+        "GeForce and TITAN cards have no GPUDirect RDMA",
+        "use a data-centre or professional GPU",
+    ),
+    when(
+        |facts, _| !peermem_loaded(facts),
+        "no peer-memory module serves the GPU",
+        "`sudo modprobe nvidia_peermem`   (perftest: or `--use_cuda_dmabuf`)",
+    ),
+    when(
+        |facts, _| peermem_loaded(facts),
+        "nvidia_peermem is loaded, but not registered with this ib_core",
+        "reinstall the NVIDIA driver after OFED, or use dma-buf (perftest: `--use_cuda_dmabuf`)",
+    ),
+];
+
+/// Registration by dma-buf that the adapter's driver lacks.
+pub(super) const DRIVER_WITHOUT_DMA_BUF: &[Cause] = &[always(
+    "the adapter's kernel driver is too old for dma-buf (mlx5 since 5.12, efa since 5.16, irdma and bnxt_re since 6.5), or an old OFED replaced it",
+    "upgrade the adapter's driver (DOCA-OFED, the EFA installer, a newer kernel), or load nvidia_peermem",
 )];

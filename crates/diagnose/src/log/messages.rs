@@ -251,11 +251,112 @@ pub(super) const MESSAGES: &[Message] = &[
         )],
     },
     Message {
+        words: &["RLIMIT_MEMLOCK is"],
+        meaning: "libibverbs warns of the limit of locked memory",
+        causes: &[always(
+            "the limit of locked memory is too small for queues and buffers",
+            "`ulimit -l unlimited`   (containers: --ulimit memlock=-1:-1; services and Slurm: LimitMEMLOCK=infinity)",
+        )],
+    },
+    Message {
+        words: &["couldn't load driver"],
+        meaning: "libibverbs cannot load the provider of an adapter",
+        causes: &[always(
+            "provider and libibverbs are of different versions, or the provider is not installed",
+            "install both from one source: `sudo apt install --reinstall libibverbs1 ibverbs-providers`   (or the OFED of the host)",
+        )],
+    },
+    Message {
+        words: &["error initializing an OpenFabrics device"],
+        meaning: "Open MPI's old openib transport does not know the adapter",
+        causes: &[always(
+            "openib is obsolete and does not support newer adapters",
+            "`mpirun --mca pml ucx --mca btl ^openib`   (with an Open MPI that has UCX)",
+        )],
+    },
+    Message {
+        words: &["cannot allocate buffer on the specified memory type"],
+        meaning: "GPU-initiated transfers (IBGDA) cannot map the adapter for the GPU",
+        causes: &[always(
+            "the driver does not map the adapter's doorbell for GPUs",
+            "NVreg_EnableStreamMemOPs=1 and PeerMappingOverride=1 in NVreg_RegistryDwords, or `NVSHMEM_IBGDA_NIC_HANDLER=cpu`",
+        )],
+    },
+    Message {
+        words: &["fi_mr_reg", "Protocol not supported"],
+        meaning: "the adapter's kernel driver does not take dma-bufs",
+        causes: DRIVER_WITHOUT_DMA_BUF,
+    },
+    Message {
+        words: &["allocate MR", "error=93"],
+        meaning: "the adapter's kernel driver does not take dma-bufs",
+        causes: DRIVER_WITHOUT_DMA_BUF,
+    },
+    Message {
+        words: &["allocate MR", "error=95"],
+        meaning: "the adapter's kernel driver does not take dma-bufs",
+        causes: DRIVER_WITHOUT_DMA_BUF,
+    },
+    Message {
+        words: &["Couldn't allocate MR"],
+        meaning: "GPU memory could not be registered",
+        causes: REFUSED,
+    },
+    Message {
+        words: &["Couldn't register", "MR"],
+        meaning: "GPU memory could not be registered",
+        causes: REFUSED,
+    },
+    Message {
+        words: &["LID: 0, GID: (GID_Index", "fe:80:00:00"],
+        meaning: "Mooncake took a link-local RoCE address",
+        causes: &[always(
+            "the entry at this GID index is link-local, and other machines are not reached by it",
+            "`MC_GID_INDEX=3`   (with the routed RoCE v2 entry of show_gids)",
+        )],
+    },
+    Message {
+        words: &["GID table change"],
+        meaning: "an address of the adapter changed while connections were open",
+        causes: &[always(
+            "DHCP or a network manager reconfigured the interface",
+            "give the interface a fixed address; keep NetworkManager and netplan off it",
+        )],
+    },
+    Message {
+        words: &["NET/IB : No device found"],
+        meaning: "NCCL found no RDMA adapter: it uses sockets",
+        causes: NO_DEVICE,
+    },
+    Message {
+        words: &["No IB devices found"],
+        meaning: "the program found no RDMA adapter",
+        causes: NO_DEVICE,
+    },
+    Message {
+        words: &["No RDMA devices found"],
+        meaning: "the program found no RDMA adapter",
+        causes: NO_DEVICE,
+    },
+    Message {
+        words: &["Call to connect returned"],
+        meaning: "NCCL's TCP bootstrap does not reach the other machine",
+        causes: BOOTSTRAP,
+    },
+    Message {
         words: &["network device", "is not available"],
         meaning: "UCX_NET_DEVICES names an adapter that UCX does not have",
         causes: &[always(
             "the name or its port is wrong, or the adapter is not in this container",
             "`ucx_info -d | grep Device`; names have a port: mlx5_0:1",
+        )],
+    },
+    Message {
+        words: &["transport", "not available"],
+        meaning: "UCX_TLS names a transport that this UCX does not have",
+        causes: &[always(
+            "UCX was built without CUDA or verbs, or does not find its modules",
+            "`ucx_info -v`; install its cuda and ib modules, or name their folder in UCX_MODULE_DIR",
         )],
     },
     Message {
