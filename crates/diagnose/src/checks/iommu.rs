@@ -13,6 +13,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     }
     translation(analysis, &mut found);
     grace(analysis, &mut found);
+    mappings(analysis, &mut found);
     found
 }
 
@@ -42,6 +43,31 @@ fn grace(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .seen("/proc/cmdline", word)
             .seen("uname -r", facts.kernel.release.clone())
             .fix("use kernel 6.11 or newer or NVIDIA's own, or replace the word by iommu.passthrough=0 in the kernel command line; `sudo reboot`")
+            .reboot(),
+    );
+}
+
+/// Large registrations that run out of memory below an IOMMU that translates.
+fn mappings(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    const ENOMEM: i32 = 12;
+    /// Smaller ones need few mappings.
+    const LARGE: u64 = 1 << 30;
+    let facts = analysis.facts;
+    let failed = facts
+        .registrations
+        .iter()
+        .find(|r| !r.probe.ok && r.probe.errno == Some(ENOMEM) && r.bytes >= LARGE && r.way == "dma-buf");
+    let words: Vec<&str> =
+        facts.kernel.command_line.known().map_or("", String::as_str).split_whitespace().collect();
+    let on = ["intel_iommu=on", "amd_iommu=on"].iter().any(|word| words.contains(word));
+    let passes = words.iter().any(|word| ["iommu=pt", "iommu.passthrough=1"].contains(word));
+    let Some(failed) = failed.filter(|_| on && !passes && found.is_empty()) else { return };
+    found.push(
+        Finding::new("iommu-translates", Severity::Warning, "the IOMMU translates, and large registrations run out of its mappings")
+            .why("Each page of a registration needs a mapping. A dma-buf of many gigabytes exhausts them: ibv_reg_dmabuf_mr fails with ENOMEM although memory is free.")
+            .seen("/proc/cmdline", words.join(" "))
+            .seen(format!("{} with {}", failed.gpu, failed.nic), failed.probe.detail.clone())
+            .fix("add iommu=pt to the kernel command line; `sudo reboot`")
             .reboot(),
     );
 }

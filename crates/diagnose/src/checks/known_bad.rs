@@ -90,7 +90,23 @@ struct Known {
     fix: &'static str,
 }
 
-const TABLE: [Known; 13] = [
+const TABLE: [Known; 14] = [
+    Known {
+        part: Part::Ucx,
+        since: [1, 22, 0],
+        before: [1, 23, 0],
+        with: |analysis| {
+            let facts = analysis.facts;
+            let verbs = facts.variable("UCX_TLS").is_some_and(|variable| variable.value.contains("rc_verbs"));
+            verbs
+                && facts.variable("UCX_RC_ECE").is_none()
+                && facts.nics.iter().any(|nic| nic.name.contains("bond"))
+        },
+        strikes: Strikes::Aside,
+        happens: "applies enhanced connection establishment (ECE) by default: rc_verbs over a bond falls to MB/s",
+        source: "openucx/ucx#11955",
+        fix: "`UCX_RC_ECE=0`   (or leave rc_mlx5 in UCX_TLS)",
+    },
     Known {
         part: Part::Ucx,
         since: [1, 22, 0],
@@ -281,9 +297,6 @@ const TABLE: [Known; 13] = [
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let facts = analysis.facts;
-    if facts.gpus.is_empty() {
-        return Vec::new();
-    }
     let has_nic = analysis.has_hardware_nic();
     let devices = || facts.gpus.iter().map(|gpu| gpu.address.clone());
     TABLE

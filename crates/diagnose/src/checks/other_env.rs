@@ -5,6 +5,7 @@ use super::settings::set;
 use crate::finding::{Finding, Severity};
 use crate::nccl;
 use nobounce_topology::analysis::Analysis;
+use nobounce_topology::facts::Port;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -16,6 +17,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     allocator(analysis, &mut found);
     ibgda(analysis, &mut found);
     names(analysis, &mut found);
+    traffic_class(analysis, &mut found);
     found
 }
 
@@ -121,11 +123,34 @@ fn names(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     );
 }
 
+/// Traffic classes belong to RoCE: GPU-initiated connections over InfiniBand refuse them.
+fn traffic_class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(variable) = facts.variable("NVSHMEM_IB_TRAFFIC_CLASS") else { return };
+    let mut ports = facts.nics.iter().filter(|nic| !nic.is_software()).flat_map(|nic| &nic.ports).peekable();
+    let infiniband = |port: &Port| port.link_layer.eq_ignore_ascii_case("infiniband");
+    if variable.value.trim() == "0" || ports.peek().is_none() || !ports.all(infiniband) {
+        return;
+    }
+    let finding = Finding::new("env-off", Severity::Warning, format!("{variable}: NVSHMEM may fail to connect over InfiniBand"))
+        .why("Traffic classes are of RoCE. With IBGDA the adapter refuses queue pairs that have one on InfiniBand ('Error in mlx5dv_devx_obj_modify for INIT2RTR_QP').");
+    found.push(set(finding, variable));
+}
+
 /// GPU-initiated operations need a parameter of the driver.
 fn ibgda(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     let Some(variable) = facts.variable("NVSHMEM_IB_ENABLE_IBGDA") else { return };
     if matches!(variable.value.trim().to_ascii_lowercase().as_str(), "0" | "false" | "n") {
+        return;
+    }
+    let mut nics = facts.nics.iter().filter(|nic| !nic.is_software());
+    if nics.clone().all(|nic| nic.driver.as_deref().is_some_and(|driver| driver != "mlx5_core")) {
+        let driver = nics.find_map(|nic| nic.driver.clone()).unwrap_or_default();
+        let finding = Finding::new("env-off", Severity::Error, format!("{variable}: GPU-initiated operations (IBGDA) support adapters of mlx5 only"))
+            .why("NVSHMEM's IBGDA programs the adapter itself, and knows the registers of mlx5 alone: DeepEP's low-latency kernels do not run.")
+            .seen("driver", driver);
+        found.push(set(finding, variable));
         return;
     }
     let Some(Some(module)) = facts.kernel.nvidia.known() else { return };

@@ -87,8 +87,8 @@ pub(super) const NO_ANSWER: &[Cause] = &[
 /// A connection that cannot reach the address of the other end.
 pub(super) const UNREACHABLE: &[Cause] = &[
     always(
-        "the port cannot reach the address of the other end: it is link-local or of another subnet, or the cable of this port leads to another machine",
-        "`show_gids` on both ends; name a routed entry (NCCL_IB_GID_INDEX), or the adapters that are connected (NCCL_IB_HCA); where cables join pairs of machines, `NCCL_IB_SUBNET_AWARE_ROUTING=1` with one subnet for each cable",
+        "the port cannot reach the address of the other end: it is link-local, of another subnet or rail, or the cable of this port leads to another machine",
+        "`show_gids` on both ends; name a routed entry (NCCL_IB_GID_INDEX), or the adapters that are connected (NCCL_IB_HCA); where only equal rails are connected, `NCCL_CROSS_NIC=0`; where cables join pairs of machines, `NCCL_IB_SUBNET_AWARE_ROUTING=1` with one subnet for each cable",
     ),
     always(
         "ARP or IPv6 neighbours of the other end are not answered on this interface",
@@ -239,4 +239,23 @@ pub(super) const REFUSED: &[Cause] = &[
 pub(super) const DRIVER_WITHOUT_DMA_BUF: &[Cause] = &[always(
     "the adapter's kernel driver is too old for dma-buf (mlx5 since 5.12, efa since 5.16, irdma and bnxt_re since 6.5), or an old OFED replaced it",
     "upgrade the adapter's driver (DOCA-OFED, the EFA installer, a newer kernel), or load nvidia_peermem",
+)];
+
+/// Packets longer than the other end takes.
+pub(super) const OTHER_MTU: &[Cause] = &[
+    always(
+        "the MTUs of the two ends differ: NCCL from 2.20 on does not adjust them",
+        "`ibv_devinfo | grep active_mtu` on both; set one MTU on all ports",
+    ),
+    always(
+        "memory was freed, or its registration removed, while the adapter used it",
+        "upgrade the program; NCCL_CUMEM_ENABLE=0 to compare",
+    ),
+];
+
+/// NCCL without the plugin that EFA needs.
+pub(super) const NO_PLUGIN: &[Cause] = &[when(
+    |facts, _| facts.nics.iter().any(crate::nccl::is_efa),
+    "NCCL reaches EFA only through aws-ofi-nccl: the plugin or a library that it needs (libfabric, libhwloc) is not in the image or not in LD_LIBRARY_PATH",
+    "add the folders of the plugin and of libfabric to LD_LIBRARY_PATH (/opt/amazon/ofi-nccl/lib, /opt/amazon/efa/lib); `ldd` on libnccl-net.so names a missing library",
 )];

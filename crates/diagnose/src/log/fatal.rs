@@ -23,6 +23,7 @@ impl Status {
     /// Its causes, by this machine's facts.
     pub(super) fn causes(&self, facts: &Facts, seen: &Seen) -> Vec<LogCause> {
         let list = match self.number {
+            1 => causes::OTHER_MTU,
             4 => causes::PROTECTED,
             10 => causes::NO_ACCESS,
             12 => causes::NO_ANSWER,

@@ -261,7 +261,13 @@ pub(super) const MESSAGES: &[Message] = &[
     Message {
         words: &["couldn't load driver"],
         meaning: "libibverbs cannot load the provider of an adapter",
-        causes: &[always(
+        causes: &[when(
+            // Libraries of adapters that the machine does not have are missing everywhere.
+            |facts, line| {
+                let mut drivers =
+                    facts.nics.iter().filter_map(|nic| nic.driver.as_deref()?.split('_').next());
+                drivers.any(|driver| line.contains(&format!("lib{driver}")))
+            },
             "provider and libibverbs are of different versions, or the provider is not installed",
             "install both from one source: `sudo apt install --reinstall libibverbs1 ibverbs-providers`   (or the OFED of the host)",
         )],
@@ -339,6 +345,40 @@ pub(super) const MESSAGES: &[Message] = &[
         causes: NO_DEVICE,
     },
     Message {
+        words: &["socketPollConnect"],
+        meaning: "NCCL's TCP bootstrap does not reach the other machine",
+        causes: BOOTSTRAP,
+    },
+    Message {
+        words: &["local access violation work queue error"],
+        meaning: "an adapter stopped a queue pair: a message or packet was longer than its buffer allows",
+        causes: OTHER_MTU,
+    },
+    Message {
+        words: &["Unable to dlopen libmlx5dv"],
+        meaning: "NVSHMEM has no mlx5 library",
+        causes: &[when(
+            |facts, _| !facts.nics.iter().any(|nic| nic.driver.as_deref() == Some("mlx5_core")),
+            "GPU-initiated transfers (IBGDA) support adapters of mlx5 only, and there are none",
+            "use a transport of the CPU (NVSHMEM_REMOTE_TRANSPORT=ibrc) or adapters of mlx5; DeepEP's low-latency kernels need IBGDA",
+        )],
+    },
+    Message {
+        words: &["libnccl-net", "not find"],
+        meaning: "NCCL found no network plugin",
+        causes: NO_PLUGIN,
+    },
+    Message {
+        words: &["No plugin found (libnccl-net"],
+        meaning: "NCCL found no network plugin",
+        causes: NO_PLUGIN,
+    },
+    Message {
+        words: &["libnccl-net", "cannot open shared object file"],
+        meaning: "NCCL cannot load a network plugin",
+        causes: NO_PLUGIN,
+    },
+    Message {
         words: &["Call to connect returned"],
         meaning: "NCCL's TCP bootstrap does not reach the other machine",
         causes: BOOTSTRAP,
@@ -360,12 +400,12 @@ pub(super) const MESSAGES: &[Message] = &[
         )],
     },
     Message {
-        words: &["NCCL", "socketStartConnect"],
+        words: &["socketStartConnect"],
         meaning: "NCCL's TCP bootstrap does not reach the other machine",
         causes: BOOTSTRAP,
     },
     Message {
-        words: &["NCCL", "Connect to ", " failed"],
+        words: &["Connect to ", " failed"],
         meaning: "NCCL's TCP bootstrap does not reach the other machine",
         causes: BOOTSTRAP,
     },

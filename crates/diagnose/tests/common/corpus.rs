@@ -184,7 +184,9 @@ fn of_report(report: &log::LogReport) -> Vec<Said> {
     }
     for fatal in &report.fatal {
         if !report.causes.iter().any(|cause| cause.problem.contains(fatal.name)) {
-            said.push(line("log", Severity::Warning, fatal.meaning));
+            // What was flushed follows from another error, and says so.
+            let severity = if fatal.status == 5 { Severity::Info } else { Severity::Warning };
+            said.push(line("log", severity, fatal.meaning));
         }
     }
     let explained = |meaning: &str| report.causes.iter().any(|cause| cause.problem == meaning);
