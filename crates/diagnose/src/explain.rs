@@ -43,6 +43,8 @@ explanations! {
     "dma-buf is the kernel's method to share memory of one device with another, and needs no peer-memory module. Only the open kernel module exports dma-bufs (515 and newer, Turing and newer). If it is loaded, /proc/driver/nvidia/version contains 'Open Kernel Module'.\nFix: install the open variant of the same driver version and reboot, or use nvidia_peermem.";
     "confidential", "Confidential computing is on",
     "In this mode other devices cannot access the GPU's memory. Data goes through encrypted bounce buffers in host memory. GPUDirect RDMA does not work while it is on.";
+    "container-namespaces", "The container has IPC or PID namespaces of its own",
+    "CUDA IPC and shared memory work between processes of one IPC namespace that see each other's process numbers. Within one container they do. A job with several containers on a machine loses NVLink and shared memory between them: NCCL uses the network. Start such containers with --ipc=host --pid=host.";
     "cpu-binding", "The process is bound to CPUs far from its GPUs",
     "A cpuset of the container, Slurm or numactl binds the process to CPUs of a socket without GPUs. Threads that post and poll then cross the sockets for each message. Bind to the memory node of the GPU.";
     "dev-permission", "No permission to open the adapters' device files",
@@ -249,6 +251,8 @@ explanations! {
     "One of several adapters of a model negotiated a lower rate, or lost lanes: a bad cable, or a switch port set to another speed.";
     "port-unread", "State or rate of a port could not be read",
     "/sys/class/infiniband/*/ports/* could not be read. Try ibv_devinfo.";
+    "rails-one-subnet", "Several rails share an IPv4 subnet",
+    "With two interfaces in one subnet Linux answers ARP requests on either for both addresses, and sends through the first route. RoCE connections of the second adapter then reach the first one's port, or time out (ibv_modify_qp, 110). Give each rail its own subnet, or set arp_ignore and arp_announce and a routing table for each interface.";
     "rccl-peermem", "RCCL does not detect peer memory",
     "RCCL before ROCm 6.3 uses peer memory only if /sys/kernel/mm/memory_peers/amdkfd exists. Kernels and OFEDs since 2024 have the interface without the folder. Use a newer RCCL, or dma-buf (NCCL_DMABUF_ENABLE=1).";
     "rdma-cm", "Connections by address do not work",

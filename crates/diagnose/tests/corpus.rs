@@ -43,6 +43,20 @@ fn every_case_names_its_thread_and_its_answer() {
 }
 
 #[test]
+fn the_same_is_found_without_names() {
+    let mut wrong = Vec::new();
+    for case in cases("threads").iter().chain(&cases("unseen")) {
+        let facts = case.facts();
+        let wanted = nobounce_diagnose::diagnose(&facts).ids();
+        let found = nobounce_diagnose::diagnose(&facts.redacted()).ids();
+        if found != wanted {
+            wrong.push(format!("{}: {found:?}, not {wanted:?}", case.name));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
 fn the_score_does_not_fall() {
     let mut totals: BTreeMap<Score, Vec<String>> = BTreeMap::new();
     for case in cases("threads") {

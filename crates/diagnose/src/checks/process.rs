@@ -18,7 +18,26 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     connection_manager(analysis, &mut found);
     memlock(analysis, &mut found);
     cpus(analysis, &mut found);
+    namespaces(analysis, &mut found);
     found
+}
+
+/// Containers that cannot share memory with others of the machine.
+fn namespaces(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let process = &analysis.facts.process;
+    let own: Vec<&str> = [("IPC", &process.ipc_namespace), ("PID", &process.pid_namespace)]
+        .into_iter()
+        .filter_map(|(name, own)| (own.get() == Some(true)).then_some(name))
+        .collect();
+    if own.is_empty() || !analysis.facts.is_container() || analysis.facts.gpus.is_empty() {
+        return;
+    }
+    found.push(
+        Finding::new("container-namespaces", Severity::Info, format!("this container has its own {} {}", list(&own), one_or(&own, "namespace", "namespaces")))
+            .why("Processes in one container are not concerned. Those of several containers on this machine share neither memory nor CUDA's IPC handles: NCCL and UCX then go over the adapters instead of NVLink.")
+            .seen("/proc/self/ns", own.join(", ").to_lowercase())
+            .fix("only with several containers for one job: start them with `--ipc=host --pid=host`   (Kubernetes: hostIPC, hostPID)"),
+    );
 }
 
 fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
