@@ -306,6 +306,20 @@ epoch 12, status 4, completion of error 12
     assert!(report.direct_is_lost && report.text().contains("fix: "), "{}", report.text());
 }
 
+/// Without facts that explain it, staged connections get their usual causes; a routed GID is none of
+/// a lost answer's.
+#[test]
+fn causes_fit_the_line_and_the_facts() {
+    let text = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0\n\
+                h:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0 vendor err 129 localGid ::ffff:10.0.0.1 remoteGids::ffff:10.0.0.2\n";
+    let facts = Facts::default();
+    let read = log::read_nccl(text.as_bytes(), |_| {}).unwrap();
+    let report = log::join_nccl(&read, &facts, &diagnose(&facts));
+    let of = |begin: &str| report.causes.iter().find(|cause| cause.problem.contains(begin)).unwrap();
+    assert!(of("status 12").cause.contains("MTU"), "{report:?}");
+    assert!(of("GDRDMA").fix.contains("nvidia_peermem"), "{report:?}");
+}
+
 /// The log says which adapters NCCL chose.
 #[test]
 fn adapters_that_nccl_leaves_out_are_named() {

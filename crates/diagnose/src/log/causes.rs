@@ -48,6 +48,12 @@ pub(super) fn is_locked_without_limit(facts: &Facts) -> bool {
     facts.process.memlock_bytes.known() == Some(&None)
 }
 
+/// Whether a line or the facts leave open that the connection is RoCE, with a GID that matters.
+fn may_be_roce(facts: &Facts, line: &str) -> bool {
+    // `mlx5_0:1/IB` in lines of UCX.
+    !line.contains(":1/IB") && (line.contains("/RoCE") || may_be_ethernet(facts))
+}
+
 /// Causes of retries exceeded: no answer came, whatever was sent.
 pub(super) const NO_ANSWER: &[Cause] = &[
     when(
@@ -60,20 +66,21 @@ pub(super) const NO_ANSWER: &[Cause] = &[
         "`NCCL_IB_TC=106`   (or the class of the lossless priority; UCX_IB_TRAFFIC_CLASS, NVSHMEM_IB_TRAFFIC_CLASS)",
     ),
     when(
-        |facts, _| {
+        |facts, line| {
             let chosen = ["NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX", "NVSHMEM_IB_GID_INDEX", "MC_GID_INDEX"];
-            may_be_ethernet(facts) && !is_set(facts, &chosen)
+            // A line that names an IPv4 address as its GID took a routed entry.
+            may_be_roce(facts, line) && !line.contains("::ffff:") && !is_set(facts, &chosen)
         },
         "the GID is link-local, RoCE v1 or of another subnet: the tables of the two machines differ",
         "`show_gids` on both; name the routed RoCE v2 entry of each: `NCCL_IB_GID_INDEX=3`   (UCX_IB_GID_INDEX, MC_GID_INDEX)",
     ),
     when(
-        |facts, _| may_be_ethernet(facts),
+        may_be_roce,
         "the MTU of a switch or of the other end is smaller than this port's: long packets are dropped",
         "set one MTU on all ports of the path: 9000 on the interfaces, more in the switches",
     ),
     when(
-        |facts, _| may_be_ethernet(facts),
+        may_be_roce,
         "packets are lost: the RoCE network is neither lossless (PFC) nor has congestion control (ECN)",
         "PFC and ECN for the traffic class of RDMA, on every port and switch",
     ),
@@ -259,3 +266,27 @@ pub(super) const NO_PLUGIN: &[Cause] = &[when(
     "NCCL reaches EFA only through aws-ofi-nccl: the plugin or a library that it needs (libfabric, libhwloc) is not in the image or not in LD_LIBRARY_PATH",
     "add the folders of the plugin and of libfabric to LD_LIBRARY_PATH (/opt/amazon/ofi-nccl/lib, /opt/amazon/efa/lib); `ldd` on libnccl-net.so names a missing library",
 )];
+
+/// Connections over adapters without GPUDirect, where nothing that is known of the machine explains
+/// it.
+pub(super) const STAGED: &[Cause] = &[
+    when(
+        |facts, _| facts.gpus.iter().any(|gpu| nobounce_topology::gpudirect::is_consumer(gpu.title())),
+        "GeForce and TITAN cards have no GPUDirect RDMA",
+        "use a data-centre or professional GPU",
+    ),
+    when(
+        |facts, _| !peermem_loaded(facts) && facts.kernel.is_loaded("nv_peer_mem") != Some(true),
+        "neither peer memory nor dma-buf serves the GPU",
+        "`sudo modprobe nvidia_peermem`, or the open kernel module with NCCL 2.13 and newer",
+    ),
+    when(
+        |facts, _| facts.gpus.iter().any(|gpu| gpu.compute_capability.get().is_some_and(|cc| cc < 80)),
+        "before Ampere and without NVLink, NCCL reads GPU memory through the host: sends are staged",
+        "`NCCL_NET_GDR_READ=1`",
+    ),
+    always(
+        "GPU and adapter are farther apart than NCCL_NET_GDR_LEVEL allows (PXB by default)",
+        "`NCCL_NET_GDR_LEVEL=SYS`   (and measure)",
+    ),
+];

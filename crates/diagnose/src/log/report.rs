@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{FabricLog, Fatal, Known, LogCause, NcclLog, OtherLog, Seen, UcxLog, fatal};
+use super::{FabricLog, Fatal, Known, LogCause, NcclLog, OtherLog, Seen, UcxLog, causes, fatal, known};
 use crate::diagnosis::Diagnosis;
 use crate::finding::Severity;
 use crate::verdict::PathKind;
@@ -91,6 +91,7 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
     report.fatal = fatals(&log.fatal, diagnosis);
     add_causes(&mut report, &log.known, &log.fatal, job.as_ref().unwrap_or(facts));
     nccl_notes(&mut report, log, facts, &ours);
+    staged_causes(&mut report, diagnosis, job.as_ref().unwrap_or(facts));
     let lost = report.totals.get("staged").copied().unwrap_or(0)
         + report.totals.get("sockets").copied().unwrap_or(0);
     report.direct_is_lost = lost > 0 || !report.fatal.is_empty();
@@ -371,6 +372,19 @@ pub fn join_other(log: &OtherLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRe
         );
     }
     report
+}
+
+/// What staged connections come from, unless a finding of this machine explains them.
+fn staged_causes(report: &mut LogReport, diagnosis: &Diagnosis, facts: &Facts) {
+    let of = |kind: &str| report.totals.get(kind).copied().unwrap_or(0);
+    let explained = diagnosis.findings.iter().any(|finding| {
+        finding.severity >= Severity::Warning && finding.library.is_none_or(|library| library == "NCCL")
+    });
+    if of("staged") == 0 || of("direct") > 0 || explained {
+        return;
+    }
+    let problem = "no connection over the adapters uses GPUDirect (GDRDMA)";
+    report.causes.extend(known::causes(problem, causes::STAGED, facts, ""));
 }
 
 /// Meaning and causes of known messages, before those of completions, which are more general.
