@@ -182,15 +182,23 @@ impl Case<'_> {
         Some(match id {
             "peermem-not-loaded" => self.peermem_not_loaded(),
             "peermem-not-registered" => self.peermem_not_registered(),
-            "peermem-no-api" => Finding::new(
-                "peermem-no-api",
-                self.severity,
-                "the kernel's ib_core has no peer-memory interface",
-            )
-            .why(self.why)
-            .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
-            .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
-            .root(),
+            "peermem-no-api" => {
+                let finding = Finding::new(
+                    "peermem-no-api",
+                    self.severity,
+                    "the kernel's ib_core has no peer-memory interface",
+                )
+                .why(self.why)
+                .seen("/proc/kallsyms", "no ib_register_peer_memory_client");
+                // Where dma-buf is stopped as well, its own finding names the way there.
+                if self.cause.pairs.iter().all(|pair| pair.no_dma_buf()) {
+                    finding.fix("install OFED's or DOCA's drivers, whose ib_core has the interface").reboot()
+                } else {
+                    finding
+                        .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
+                        .root()
+                }
+            }
             "peermem-nic" => Finding::new("peermem-nic", self.severity, self.cause.why.to_owned())
                 .why(format!("A loaded and registered module has no effect for these adapters. {}", self.why))
                 .seen("driver", self.driver())
