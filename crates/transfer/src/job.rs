@@ -43,6 +43,9 @@ pub(crate) struct Job {
     next: (usize, usize, u64),
     /// Batches that are posted and not completed.
     pub(crate) posted: usize,
+    /// Its announcement counts it already: all of it is posted, and only the end of the link can stop
+    /// it. The frame that ends the announcement, if that was posted with it, ends there.
+    pub(crate) counted: Option<Option<u64>>,
     pub(crate) failed: Option<TransferError>,
 }
 
@@ -77,7 +80,18 @@ impl Job {
         announcement: Option<u64>,
         gate: Option<Gate>,
     ) -> Self {
-        Self { state, direction, parts, announcement, gate, bytes, next: (0, 0, 0), posted: 0, failed: None }
+        Self {
+            state,
+            direction,
+            parts,
+            announcement,
+            gate,
+            bytes,
+            next: (0, 0, 0),
+            posted: 0,
+            counted: None,
+            failed: None,
+        }
     }
 
     /// Whether it may be posted. One that will never be has failed then.

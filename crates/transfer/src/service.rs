@@ -49,7 +49,7 @@ impl Service {
                 idle_since = None;
                 continue;
             }
-            let is_waiting = self.links.iter().any(Link::has_requests);
+            let is_waiting = self.links.iter().any(Link::is_waiting);
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
             if is_waiting && idle < SPIN {
                 continue;
@@ -152,14 +152,7 @@ impl Service {
     /// Sleeps until a command, a frame or a completion comes, or a keep-alive is due. Returns whether
     /// it slept.
     fn sleep(&mut self) -> bool {
-        for link in &mut self.links {
-            if link.has_work() {
-                link.connection.cq().request_notify(false);
-                link.is_armed = true;
-            } else {
-                link.connection.cq().pause_polling();
-            }
-        }
+        self.links.iter_mut().for_each(Link::prepare_sleep);
         // Completions before arming raise no event.
         if self.turn() || !self.shared.fall_asleep() {
             self.shared.awake();
@@ -169,8 +162,7 @@ impl Service {
         self.polled.push(interest(self.shared.wake_fd(), false));
         for link in &self.links {
             self.polled.push(interest(link.stream.as_raw_fd(), link.has_unsent()));
-            let channel = if link.is_armed { link.connection.channel().as_raw_fd() } else { -1 };
-            self.polled.push(interest(channel, false));
+            self.polled.push(interest(link.connection.channel().as_raw_fd(), false));
         }
         let now = Instant::now();
         let deadline = self.links.iter().map(Link::deadline).min();
@@ -181,8 +173,7 @@ impl Service {
                 link.poll_side_channel();
             }
             if fds[1].revents != 0 {
-                link.connection.channel().take();
-                link.is_armed = false;
+                link.take_event();
             }
         }
         self.keep_alive(Instant::now());
