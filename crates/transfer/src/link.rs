@@ -211,6 +211,11 @@ impl Link {
     pub(crate) fn turn(&mut self, now: Instant) -> Result<bool, Gone> {
         let is_due = now.saturating_duration_since(self.polled) >= POLL_INTERVAL;
         let has_requests = !self.lanes.are_idle();
+        // Polls of an armed queue do not keep the engine thread from driving, too.
+        if has_requests && self.is_armed && !self.is_unchecked {
+            self.connection.cq().cancel_notify();
+            self.is_armed = false;
+        }
         let mut is_busy = false;
         if has_requests || !self.is_armed || is_due || std::mem::take(&mut self.is_unchecked) {
             is_busy |= self.complete()?;

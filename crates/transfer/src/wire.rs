@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use crate::frame::{Frame, Malformed};
 
 /// Bytes per read.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 4 << 10;
 /// Unsent bytes of a peer that does not read. As many exports as there may be, with the longest names,
 /// are 20 MiB.
 pub(crate) const MAX_UNSENT: usize = 64 << 20;
