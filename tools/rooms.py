@@ -26,7 +26,7 @@ ROOMS = {
         ("messages", {"message", "rails"}), ("listener", {"listener"}), ("fuzzing", {"fuzzing"}),
     ],
     "crates/transfer": [("words", {"pieces", "frame", "error"}), ("parts", {"memory", "exports", "notification", "wire", "frame_lane"}), ("shared", {"transfer", "job", "message", "hook", "shared"}), ("service", {"announcements", "endings", "lanes", "link", "service", "greet"}), ("interface", {"connecting", "peer", "handler", "agent"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
-    "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short", "queue", "reader"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"})],
+    "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short", "queue", "reader"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
     "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "join_error", "control_memory", "world"})],
     "crates/topology": [
         ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"adapters", "gpudirect", "methods", "usable", "tree", "analysis", "bandwidth", "iommu", "platform", "nearest"}),

@@ -57,6 +57,8 @@ mod client;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+#[cfg(test)]
+mod hostile;
 mod jobs;
 mod queue;
 mod reader;
