@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use nobounce_transfer::{Agent, Peer};
+use nobounce_transfer::{Agent, MAX_UNREAD, Peer};
 
 use crate::jobs::Serving;
 use crate::request::{MAX_REQUESTS, Request};
@@ -19,10 +19,44 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Default)]
 struct Requests {
-    waiting: VecDeque<(Peer, Request)>,
-    /// Of each client: those that wait or are carried out, and the latter.
-    open: HashMap<u64, (usize, usize)>,
+    /// With the number of its messages.
+    waiting: VecDeque<(Peer, Request, usize)>,
+    by_client: HashMap<u64, Load>,
     is_closed: bool,
+}
+
+/// Requests of one client.
+#[derive(Debug, Default)]
+struct Load {
+    /// Those that wait or are carried out.
+    open: usize,
+    running: usize,
+    /// Messages of those that wait: they occupy memory.
+    messages: usize,
+}
+
+impl Load {
+    /// Adds a request; false if that are more than our clients send. An answer leaves before the request
+    /// is counted as ended; none leaves while a request waits.
+    fn admit(&mut self, messages: usize) -> bool {
+        let fits = self.open < 2 * MAX_REQUESTS && self.messages + messages <= MAX_UNREAD;
+        if fits {
+            self.open += 1;
+            self.messages += messages;
+        }
+        fits
+    }
+
+    fn begin(&mut self, messages: usize) {
+        self.running += 1;
+        self.messages -= messages;
+    }
+
+    /// Whether it was the last one.
+    fn end(&mut self) -> bool {
+        (self.open, self.running) = (self.open - 1, self.running - 1);
+        self.open == 0
+    }
 }
 
 impl Queue {
@@ -42,14 +76,12 @@ impl Queue {
 
     /// Adds a request; false if this client has more than it may have.
     pub(crate) fn add(&self, peer: Peer, request: Request) -> bool {
+        let messages = request.message_count();
         let mut requests = self.lock();
-        let (open, _) = requests.open.entry(peer.number()).or_default();
-        // An answer leaves before the request is counted as ended.
-        if *open >= 2 * MAX_REQUESTS {
+        if !requests.by_client.entry(peer.number()).or_default().admit(messages) {
             return false;
         }
-        *open += 1;
-        requests.waiting.push_back((peer, request));
+        requests.waiting.push_back((peer, request, messages));
         self.changed.notify_one();
         true
     }
@@ -61,11 +93,8 @@ impl Queue {
                 serving.run(agent, &peer, &request);
             }
             let mut requests = self.lock();
-            if let Some((open, running)) = requests.open.get_mut(&peer.number()) {
-                (*open, *running) = (*open - 1, *running - 1);
-                if *open == 0 {
-                    requests.open.remove(&peer.number());
-                }
+            if requests.by_client.get_mut(&peer.number()).is_some_and(Load::end) {
+                requests.by_client.remove(&peer.number());
             }
             // One that waited for this client's turn.
             self.changed.notify_one();
@@ -79,15 +108,35 @@ impl Queue {
             if requests.is_closed {
                 return None;
             }
-            let Requests { waiting, open, .. } = &mut *requests;
-            let is_free = |(peer, _): &(Peer, Request)| {
-                open.get(&peer.number()).is_none_or(|(_, running)| *running < self.most_of_client)
+            let Requests { waiting, by_client, .. } = &mut *requests;
+            let is_free = |(peer, ..): &(Peer, Request, usize)| {
+                by_client.get(&peer.number()).is_none_or(|load| load.running < self.most_of_client)
             };
-            if let Some(found) = waiting.iter().position(is_free).and_then(|at| waiting.remove(at)) {
-                open.entry(found.0.number()).or_default().1 += 1;
-                return Some(found);
+            let found = waiting.iter().position(is_free).and_then(|at| waiting.remove(at));
+            if let Some((peer, request, messages)) = found {
+                by_client.entry(peer.number()).or_default().begin(messages);
+                return Some((peer, request));
             }
             requests = self.changed.wait(requests).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_wait_are_few_and_small() {
+        let mut load = Load::default();
+        assert!(load.admit(MAX_UNREAD), "the largest request");
+        assert!(!load.admit(1));
+        load.begin(MAX_UNREAD);
+        assert!(load.admit(MAX_UNREAD), "its memory is the thread's");
+        assert!(!load.end());
+        load.begin(MAX_UNREAD);
+        assert!(load.end());
+        let mut load = Load::default();
+        assert_eq!((0..1000).filter(|_| load.admit(1)).count(), 2 * MAX_REQUESTS);
     }
 }
