@@ -5,14 +5,19 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use nobounce_nic::ask_for_short_slices;
+
 use crate::endings::Endings;
 use crate::error::Gone;
 use crate::frame::Frame;
 use crate::link::Link;
 use crate::shared::{Arrival, Command, Shared};
 
-/// How long the thread polls for completions before it sleeps: about a round trip.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long the thread polls for completions and frames before it sleeps. A sleep makes the engine thread
+/// drive the device, and costs each end two wake-ups. Files of 64 KiB from a server by UDP, on two CPUs
+/// with ten other busy threads, median of 2000: 196 us with 20 us, 245 us with 50 us, 91 us with 100 us
+/// and 55 us with 200 us.
+const SPIN: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -43,6 +48,7 @@ impl Service {
     pub(crate) fn run(mut self) {
         // Refuses commands when the thread has ended, also by a panic.
         let _stop = Stop(self.shared.clone());
+        ask_for_short_slices();
         let mut idle_since = None;
         while !self.is_stopped {
             if self.turn() {
@@ -115,7 +121,7 @@ impl Service {
                     link.finish(id, abort);
                 }
             }
-            Command::Send(frame) => self.links.iter_mut().for_each(|link| link.send(&frame)),
+            Command::Send(frame) => self.links.iter_mut().for_each(|link| _ = link.send(&frame)),
             Command::SendTo { peer, frame } => {
                 if let Some(link) = self.link(peer) {
                     link.send(&frame);
