@@ -10,7 +10,9 @@ use nobounce::Device;
 use nobounce_transfer::{Agent, AgentOptions, Handler, MAX_UNREAD, Notification, Outcome, Peer, View};
 
 use crate::error::ClientError;
-use crate::request::{FileRange, Kind, MAX_FILES, MAX_PATH, MAX_RANGES, MAX_REQUESTS, Request, of_tag};
+use crate::request::{
+    FileRange, Kind, MAX_FILES, MAX_PATH, MAX_RANGES, MAX_REQUESTS, Request, of_answer, of_tag,
+};
 
 /// A connection with a file server.
 #[derive(Debug)]
@@ -268,8 +270,12 @@ impl Table {
 struct Answers(Arc<Table>);
 
 impl Handler for Answers {
-    /// Servers send none.
-    fn message(&self, _: &Peer, _: &[u8]) {}
+    /// The answer to a short read.
+    fn message(&self, _: &Peer, bytes: &[u8]) {
+        if let Some((id, bytes)) = of_answer(bytes) {
+            self.0.end(id, Ok(Answer { bytes, size: 0 }));
+        }
+    }
 
     fn notification(&self, found: Notification) {
         let Some((id, size)) = of_tag(&found.tag) else { return };

@@ -68,6 +68,7 @@ pub(crate) struct Link {
     is_unchecked: bool,
     /// Frames came or went since the thread slept.
     is_talking: bool,
+    is_ending: bool,
 }
 
 impl Link {
@@ -97,6 +98,7 @@ impl Link {
             is_armed: false,
             is_unchecked: false,
             is_talking: false,
+            is_ending: false,
         }
     }
 
@@ -139,15 +141,16 @@ impl Link {
         if has_gates { life.min(Instant::now() + GATE_INTERVAL) } else { life }
     }
 
-    pub(crate) fn send(&mut self, frame: &Frame) {
+    /// Returns the bytes of frames until its end.
+    pub(crate) fn send(&mut self, frame: &Frame) -> u64 {
         self.frames.push(frame);
         self.sent = Instant::now();
+        self.frames.progress().0
     }
 
     /// The frame that ends an announcement: returns the bytes of frames until then.
     fn send_end(&mut self, id: u64, frame: &Frame) -> u64 {
-        self.send(frame);
-        let (after, _) = self.frames.progress();
+        let after = self.send(frame);
         self.told.push_back((after, id));
         after
     }
@@ -210,14 +213,13 @@ impl Link {
     /// Carries on; returns whether anything happened.
     pub(crate) fn turn(&mut self, now: Instant) -> Result<bool, Gone> {
         let is_due = now.saturating_duration_since(self.polled) >= POLL_INTERVAL;
-        let has_requests = !self.lanes.are_idle();
         // Polls of an armed queue do not keep the engine thread from driving, too.
-        if has_requests && self.is_armed && !self.is_unchecked {
+        if self.is_waiting() && self.is_armed && !self.is_unchecked {
             self.connection.cq().cancel_notify();
             self.is_armed = false;
         }
         let mut is_busy = false;
-        if has_requests || !self.is_armed || is_due || std::mem::take(&mut self.is_unchecked) {
+        if !self.is_armed || is_due || std::mem::take(&mut self.is_unchecked) {
             is_busy |= self.complete()?;
         }
         if is_due {
@@ -313,6 +315,12 @@ impl Link {
     /// bytes there, and need not wait for their completion.
     fn count_posted(&mut self, id: u64) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
+        if let Some(bytes) = job.message.take_if(|_| job.failed.is_none()) {
+            job.counted = Some(None);
+            let after = self.send(&Frame::Message { bytes });
+            self.jobs.entry(id).and_modify(|job| job.counted = Some(Some(after)));
+            return;
+        }
         let Some(number) = job.announcement.filter(|_| job.failed.is_none() && job.counted.is_none()) else {
             return;
         };
@@ -366,7 +374,7 @@ impl Link {
 
     /// All requests of this job have ended.
     fn end_job(&mut self, id: u64) {
-        let Some(job) = self.jobs.remove(&id) else { return };
+        let Some(mut job) = self.jobs.remove(&id) else { return };
         let result = job.result();
         self.shared.count(|counters| match &result {
             Ok(summary) => {
@@ -379,7 +387,10 @@ impl Link {
         // The application may exit as soon as it hears of the end: the peer has the frame before.
         let told =
             announcement.and_then(|number| Some((number, self.announcements.end_job(number, &result)?)));
-        let after = told.map(|(number, frame)| self.send_end(number, &frame)).or(job.counted.flatten());
+        let told = told.map(|(number, frame)| self.send_end(number, &frame));
+        let message = job.message.take_if(|_| result.is_ok());
+        let sent = message.map(|bytes| self.send(&Frame::Message { bytes }));
+        let after = told.or(sent).or(job.counted.flatten());
         // The memory is released before the application hears of the end.
         let state = job.state.clone();
         drop(job);

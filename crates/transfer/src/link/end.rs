@@ -34,6 +34,7 @@ impl Link {
     /// The peer is gone: all that waits for it ends. The queue pairs go first, so no late packet
     /// reaches memory of the application.
     pub(crate) fn end(mut self, reason: &Gone) {
+        self.is_ending = true;
         if *reason == Gone::ClosedHere {
             self.settle();
         }
@@ -77,7 +78,7 @@ impl Link {
             if acknowledged == pushed || polled.is_err() || Instant::now() > deadline {
                 return;
             }
-            std::thread::yield_now();
+            std::thread::sleep(CLOSING / 1000);
         }
     }
 

@@ -126,6 +126,10 @@ impl Link {
 
     pub(super) fn take_frames(&mut self) -> Result<(), Gone> {
         while let Some(frame) = self.frames.next().map_err(|error| gone(&error.into()))? {
+            // The application has heard of the end.
+            if self.is_ending {
+                continue;
+            }
             self.heard = Instant::now();
             self.is_talking = true;
             self.take(frame)?;
