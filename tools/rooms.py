@@ -44,6 +44,7 @@ ROOMS = {
         ("numbers", {"units", "stats", "queue"}), ("control", {"control"}), ("config", {"config"}), ("shape", {"topology", "packet"}),
         ("parts", {"end", "links", "messages"}), ("network", {"network"}), ("traffic", {"workload"}), ("report", {"report"}),
     ],
+    "crates/emulator": [("config", {"config"}), ("packet", {"packet"}), ("model", {"model"}), ("devices", {"namespace", "tun"}), ("emulator", {"emulator"})],
     "crates/verbs": [("layouts", {"address", "completion", "context", "cq_ex", "device", "domain", "event", "kernel", "memory", "port", "qp", "qp_ex", "srq", "work"})],
     # The driver's calls and its state know each other: one object, as in CUDA's own library.
     "crates/fake-cuda": [
