@@ -21,6 +21,8 @@ use std::time::Duration;
 use nobounce_protocol::seal::SealedHeader;
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
+pub(crate) use self::interface::route_path_mtu;
+
 use self::groups::{Group, Groups};
 use self::guard::PortGuard;
 use self::receive::UdpReceiver;

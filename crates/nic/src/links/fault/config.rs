@@ -41,7 +41,7 @@ pub enum ParseFaultError {
     #[error("`{0}` has no value: write `{0}=...`, as in `loss=0.01,delay=50us,seed=7`")]
     NoValue(String),
     /// A probability that is none.
-    #[error("`{name}={value}`: a probability is a number from 0 to 1, such as 0.01 or 1e-4")]
+    #[error("`{name}={value}`: a probability is a number from 0 to 1, such as 0.01, 1e-4 or 1%")]
     Probability {
         /// Which.
         name: String,
@@ -88,9 +88,11 @@ impl FromStr for FaultConfig {
 }
 
 fn probability(name: &str, value: &str) -> Result<f64, ParseFaultError> {
-    value
-        .parse()
-        .ok()
+    let share = match value.strip_suffix('%') {
+        Some(percent) => percent.trim().parse::<f64>().ok().map(|p| p / 100.0),
+        None => value.parse().ok(),
+    };
+    share
         .filter(|p| (0.0..=1.0).contains(p))
         .ok_or_else(|| ParseFaultError::Probability { name: name.to_owned(), value: value.to_owned() })
 }
@@ -121,7 +123,7 @@ mod tests {
     #[test]
     fn every_fault_can_be_written() {
         let config: FaultConfig =
-            "loss=0.01, dup=0.001,reorder=0.5,delay=50us,jitter=1.5ms,corrupt=1e-4,seed=7".parse().unwrap();
+            "loss=1%, dup=0.001,reorder=0.5,delay=50us,jitter=1.5ms,corrupt=1e-4,seed=7".parse().unwrap();
         let want = FaultConfig {
             loss: 0.01,
             dup: 0.001,
@@ -144,6 +146,7 @@ mod tests {
             ("loss", "`loss` has no value"),
             ("loss=2", "`loss=2`"),
             ("loss=nan", "from 0 to 1"),
+            ("loss=101%", "`loss=101%`"),
             ("dup=-1", "`dup=-1`"),
             ("delay=50", "a number with a unit"),
             ("delay=50parsecs", "`delay=50parsecs`"),
