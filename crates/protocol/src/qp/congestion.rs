@@ -1,6 +1,7 @@
 //! Congestion marks (ECN): a receiver echoes them, and a sender obeys the echo.
 
 use super::{Handled, Qp, QpState};
+use crate::congestion::CongestionControl;
 use crate::timing::{MICROSECOND, Nanos};
 use crate::wire::{CongestionNotification, Opcode};
 
@@ -17,6 +18,13 @@ pub(super) struct Notifier {
 }
 
 impl Qp {
+    /// Lets this algorithm control what the queue pair sends. Connecting begins it; a reset brings
+    /// back the default, a [`Aimd`](crate::congestion::Aimd).
+    pub fn set_congestion_control(&mut self, mut control: Box<dyn CongestionControl>) {
+        control.begin(self.params.mtu);
+        self.requester.set_control(control);
+    }
+
     /// A packet with this opcode arrived with a congestion mark (ECN CE).
     pub fn handle_mark(&mut self, now: Nanos, opcode: Opcode) {
         if self.unreliable.is_some() {
