@@ -100,7 +100,7 @@ impl End {
                 }
                 self.received += host.received;
                 if packet.marked {
-                    self.qp.handle_mark(at, header.opcode);
+                    self.qp.handle_mark(at, header.opcode, 1);
                 }
             }
         }

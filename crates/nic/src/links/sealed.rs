@@ -315,7 +315,7 @@ impl<L: Link> Link for SealedLink<L> {
         let Self { inner, seal, room, unix, .. } = self;
         let mut delivered = 0;
         inner.receive(&mut |datagram| {
-            let RxDatagram { src, src_port, arrival, group, bytes, .. } = *datagram;
+            let RxDatagram { src, src_port, arrival, group, bytes, marked, .. } = *datagram;
             let from = (src, group.copied());
             // Behind the lead, the payload is aligned as where it was received.
             let opened = seal.handle_packet((now, *unix), from, bytes, &mut room[LEAD..]);
@@ -331,6 +331,7 @@ impl<L: Link> Link for SealedLink<L> {
                 ip_id: opened.ip_id,
                 has_icrc: true,
                 packets: 1,
+                marked,
             });
         });
         self.pump(now);

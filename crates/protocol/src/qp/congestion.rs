@@ -25,11 +25,12 @@ impl Qp {
         self.requester.set_control(control);
     }
 
-    /// A packet with this opcode arrived with a congestion mark (ECN CE).
-    pub fn handle_mark(&mut self, now: Nanos, opcode: Opcode) {
+    /// Packets with this opcode arrived with a congestion mark (ECN CE).
+    pub fn handle_mark(&mut self, now: Nanos, opcode: Opcode, packets: u32) {
         if self.unreliable.is_some() {
             return;
         }
+        self.counters.np_ecn_marked_roce_packets += u64::from(packets);
         if now >= self.notifier.quiet_until {
             (self.notifier.due, self.notifier.quiet_until) = (true, now + NOTIFY_EVERY);
         }
@@ -39,10 +40,17 @@ impl Qp {
         }
     }
 
+    /// Whether [`Qp::poll_congestion_notification`] is to be called.
+    #[inline]
+    pub const fn has_congestion_notification(&self) -> bool {
+        self.notifier.due
+    }
+
     /// The congestion notification to send now, if one is due.
     pub fn poll_congestion_notification(&mut self) -> Option<CongestionNotification> {
         let connected = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         let due = std::mem::take(&mut self.notifier.due) && connected;
+        self.counters.np_cnp_sent += u64::from(due);
         due.then_some(CongestionNotification { to: self.params.dest_qpn })
     }
 
@@ -54,7 +62,7 @@ impl Qp {
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
             return Handled::WrongState;
         }
-        self.counters.congestion_notifications += 1;
+        self.counters.rp_cnp_handled += 1;
         self.requester.handle_congestion(now);
         Handled::Taken
     }
