@@ -27,7 +27,7 @@ ROOMS = {
     ],
     "crates/transfer": [("words", {"pieces", "frame", "error"}), ("parts", {"memory", "exports", "notification", "wire"}), ("shared", {"transfer", "job", "message", "shared"}), ("service", {"announcements", "endings", "lanes", "link", "service", "greet"}), ("interface", {"connecting", "peer", "agent"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
     "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"})],
-    "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "join_error", "control_memory", "world"})],
+    "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "mesh", "join_error", "control_memory", "world"})],
     "crates/topology": [
         ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"adapters", "gpudirect", "methods", "usable", "tree", "analysis", "bandwidth", "iommu", "platform", "nearest"}),
     ],
@@ -56,6 +56,7 @@ ROOMS = {
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "find_object", "notice", "reserve"}), ("view", {"view", "own_view", "shared_dir"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/cufile": [("layouts", {"abi"}), ("calls", {"batch", "calls", "memory", "parameters", "report", "stats", "stream", "table", "transfer"})],
+    "dropin/gin": [("interface", {"abi", "error", "log", "layout"}), ("ranks", {"group"}), ("contexts", {"context"}), ("calls", {"plugin"})],
     "dropin/vmm": [("interposed", {"driver", "lookup"})],
     "dropin/paths": [("view", {"view", "original", "copies"}), ("calls", {"calls", "dlopen"})],
     # Verbs objects hold each other by pointers that C programs follow in every direction.

@@ -16,7 +16,7 @@ use crate::options::Options;
 use crate::words::{STRIDE, WordMemory};
 
 /// The handle of the symmetric heap in descriptors.
-const HEAP: u16 = 1;
+pub(crate) const HEAP: u16 = 1;
 /// Bytes of a description, with room to lie on cache lines of its own.
 const DESCRIPTION: usize = size_of::<DeviceChannel>().next_multiple_of(128);
 

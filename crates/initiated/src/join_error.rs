@@ -2,8 +2,9 @@
 
 use nobounce::{HandshakeError, RegisterError};
 use nobounce_memory::gpu::{self, CudaError, DriverError};
-use nobounce_nic::any::{CreateError, ModifyError, OpenError};
+use nobounce_nic::any::OpenError;
 
+use crate::mesh::MeshError;
 use crate::parts::PartsError;
 use crate::rendezvous::RendezvousError;
 use crate::ring::WrongSize;
@@ -43,12 +44,10 @@ pub enum JoinError {
         "other ranks cannot reach this GPU memory through the adapter: {reason}; NOBOUNCE_DEVICE=nb0 uses the software NIC"
     )]
     Unreachable { reason: String },
-    #[error("cannot create a queue pair")]
-    Create(#[from] CreateError),
+    #[error("cannot create queue pairs")]
+    Mesh(#[from] MeshError),
     #[error(transparent)]
     Connect(#[from] HandshakeError),
-    #[error("cannot prepare a queue pair")]
-    Modify(#[from] ModifyError),
     #[error(transparent)]
     Ring(#[from] WrongSize),
     #[error(transparent)]

@@ -17,6 +17,7 @@
 //! | `peer` | a rank: its queue pair and requests |
 //! | [`proxy`] | carries descriptors out |
 //! | [`thread`] | the thread of a proxy |
+//! | [`mesh`] | the queue pairs of a rank |
 //! | [`rendezvous`] | how ranks find each other |
 //! | [`options`], [`join_error`] | what a rank is to be, and why it could not |
 //! | [`world`] | a rank: symmetric heap, channels, proxy |
@@ -25,12 +26,13 @@
 //!
 //! A room imports its own modules and lower ones: `formats` (descriptor, device, words), `ring`, `table`,
 //! `proxy` (parts, peer, proxy, thread), `world` (rendezvous, options,
-//! join_error, control_memory, world).
+//! mesh, join_error, control_memory, world).
 
 mod control_memory;
 pub mod descriptor;
 pub mod device;
 pub mod join_error;
+pub mod mesh;
 pub mod options;
 pub mod parts;
 mod peer;

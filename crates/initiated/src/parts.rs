@@ -19,6 +19,8 @@ pub struct Channel {
     pub consumed: Words,
     /// Counters, in GPU memory.
     pub counters: Words,
+    /// The signals of this rank that peers' descriptors in this channel change, in GPU memory.
+    pub signals: WordMemory,
 }
 
 /// Where atomics return old values, which no one reads.
@@ -49,8 +51,6 @@ pub struct Parts {
     pub cq: Cq,
     /// What descriptors may name.
     pub table: Table,
-    /// The signals of this rank.
-    pub signals: WordMemory,
     /// For atomics.
     pub scratch: Scratch,
     /// One word for each rank, and one for all.

@@ -13,7 +13,7 @@ use crate::descriptor::{Action, Counted, Descriptor, Signal, WORDS};
 use crate::parts::{Channel, Parts, PartsError, Scratch};
 use crate::peer::{Completed, Peer, Source, Waiting};
 use crate::table::{Refusal, Table};
-use crate::words::{STRIDE, WordMemory, Words};
+use crate::words::{STRIDE, Words};
 
 /// Descriptors taken from a ring before the next ring and the completions have their turn.
 const BATCH: usize = 32;
@@ -75,7 +75,6 @@ pub struct Proxy {
     peers: Vec<Peer>,
     cq: Cq,
     table: Table,
-    signals: WordMemory,
     scratch: Scratch,
     /// For kernels: not 0 if a rank cannot be reached; the last one if any cannot.
     status: Words,
@@ -90,7 +89,7 @@ impl Proxy {
     /// They do not fit each other.
     pub fn new(parts: Parts) -> Result<Self, PartsError> {
         parts.check()?;
-        let Parts { rank, channels, qps, cq, table, signals, scratch, status } = parts;
+        let Parts { rank, channels, qps, cq, table, scratch, status } = parts;
         let count = channels.len();
         let peer = |(at, qp)| Peer::new(at, qp, count);
         let mut proxy = Self {
@@ -102,7 +101,6 @@ impl Proxy {
             peers: qps.into_iter().enumerate().map(peer).collect(),
             cq,
             table,
-            signals,
             scratch,
             status,
             reports: Arc::default(),
@@ -244,7 +242,8 @@ impl Proxy {
         let Some(rank) = Table::rank_of(&descriptor.action) else {
             if let Action::ResetSignal { index } = descriptor.action {
                 // Of this rank.
-                self.table.signal(u32::try_from(self.rank).unwrap_or(u32::MAX), Signal { index, add: 0 })?;
+                let rank = u32::try_from(self.rank).unwrap_or(u32::MAX);
+                self.table.signal(rank, channel, Signal { index, add: 0 })?;
             }
             return Ok(self.control(channel, descriptor.action).map(|()| true)?);
         };
@@ -288,7 +287,7 @@ impl Proxy {
             }
         };
         let signal = match signal {
-            Some(signal) => Some((self.table.signal(rank, signal)?, signal)),
+            Some(signal) => Some((self.table.signal(rank, channel, signal)?, signal)),
             None => None,
         };
         let is_flush = matches!(descriptor.action, Action::Flush { .. });
@@ -318,7 +317,7 @@ impl Proxy {
     }
 
     fn control(&mut self, channel: usize, action: Action) -> Result<(), ProxyError> {
-        let counters = &mut self.channels[channel].counters;
+        let Channel { counters, signals, .. } = &mut self.channels[channel];
         match action {
             Action::ResetCounter(Counted { index, is_written_back }) => {
                 counters.set(index.into(), 0);
@@ -328,7 +327,7 @@ impl Proxy {
             }
             Action::WriteBackCounter { index } => counters.write_back(index.into())?,
             Action::ResetSignal { index } => {
-                self.signals.swap(usize::from(index) * STRIDE, 0)?;
+                signals.reset(usize::from(index) * STRIDE)?;
             }
             Action::Get(_)
             | Action::Put(..)

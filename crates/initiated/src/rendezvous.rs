@@ -1,22 +1,25 @@
 //! How ranks find each other: every rank gives some bytes, and gets those of all.
 //!
 //! ```text
-//! rank 1, 2, ...                  rank 0, which listens
-//! magic, rank, ranks, bytes  ->
-//!                            <-   bytes of all ranks
+//! rank 1, 2, ...                         rank 0, which listens
+//! magic, token, rank, ranks, bytes  ->
+//!                                   <-   bytes of all ranks
 //! ```
-//! Numbers are 4 bytes, little-endian; bytes are preceded by their length. The connections stay open
+//! Rank 0 ignores connections with another token. Numbers are 4 bytes, little-endian; bytes are preceded by their length. The connections stay open
 //! for further rounds.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-const MAGIC: [u8; 8] = *b"nbranks1";
+const MAGIC: [u8; 8] = *b"nbranks2";
 /// Ranks at most, and bytes of one rank: what a stranger can make rank 0 keep.
 pub const MAX_RANKS: u32 = 1024;
 const MAX_BYTES: usize = 64 << 10;
 const RETRY: Duration = Duration::from_millis(20);
+
+/// What a rank must know to connect to rank 0.
+pub type Token = [u8; 16];
 
 /// Why ranks did not find each other.
 #[derive(Debug, thiserror::Error)]
@@ -63,11 +66,45 @@ impl Rendezvous {
     /// # Errors
     /// Not all ranks came in time, or one of them does not fit.
     pub fn meet(addr: SocketAddr, rank: u32, ranks: u32, limit: Duration) -> Result<Self, RendezvousError> {
-        if rank >= ranks || ranks > MAX_RANKS {
-            return Err(RendezvousError::Rank { rank, ranks });
+        check(rank, ranks)?;
+        if rank != 0 {
+            return Self::join(addr, Token::default(), rank, ranks, limit);
         }
-        let streams =
-            if rank == 0 { listen(addr, ranks, limit)? } else { vec![join(addr, rank, ranks, limit)?] };
+        let listener = TcpListener::bind(addr);
+        let listener = listener.map_err(|source| RendezvousError::Listen { addr, source })?;
+        Self::host(&listener, Token::default(), ranks, limit)
+    }
+
+    /// As rank 0, waits for all others.
+    ///
+    /// # Errors
+    /// Not all ranks came in time, or one of them does not fit.
+    pub fn host(
+        listener: &TcpListener,
+        token: Token,
+        ranks: u32,
+        limit: Duration,
+    ) -> Result<Self, RendezvousError> {
+        check(0, ranks)?;
+        Self::of(accept(listener, token, ranks, limit)?, 0, ranks, limit)
+    }
+
+    /// As another rank, connects to rank 0.
+    ///
+    /// # Errors
+    /// Rank 0 cannot be reached in time.
+    pub fn join(
+        addr: SocketAddr,
+        token: Token,
+        rank: u32,
+        ranks: u32,
+        limit: Duration,
+    ) -> Result<Self, RendezvousError> {
+        check(rank, ranks)?;
+        Self::of(vec![connect(addr, token, rank, ranks, limit)?], rank, ranks, limit)
+    }
+
+    fn of(streams: Vec<TcpStream>, rank: u32, ranks: u32, limit: Duration) -> Result<Self, RendezvousError> {
         for stream in &streams {
             let timeouts = || {
                 stream.set_nonblocking(false)?;
@@ -125,11 +162,20 @@ impl Rendezvous {
     }
 }
 
-fn listen(addr: SocketAddr, ranks: u32, limit: Duration) -> Result<Vec<TcpStream>, RendezvousError> {
+fn check(rank: u32, ranks: u32) -> Result<(), RendezvousError> {
+    let exists = rank < ranks && ranks <= MAX_RANKS;
+    if exists { Ok(()) } else { Err(RendezvousError::Rank { rank, ranks }) }
+}
+
+fn accept(
+    listener: &TcpListener,
+    token: Token,
+    ranks: u32,
+    limit: Duration,
+) -> Result<Vec<TcpStream>, RendezvousError> {
     let began = Instant::now();
-    let fails = |source| RendezvousError::Listen { addr, source };
-    let listener = TcpListener::bind(addr).map_err(fails)?;
-    listener.set_nonblocking(true).map_err(fails)?;
+    let addr = listener.local_addr().map_err(|source| RendezvousError::Io { rank: 0, source })?;
+    listener.set_nonblocking(true).map_err(|source| RendezvousError::Listen { addr, source })?;
     let mut found: Vec<Option<TcpStream>> = (1..ranks).map(|_| None).collect();
     while found.iter().any(Option::is_none) {
         let Ok((mut stream, _)) = listener.accept() else {
@@ -146,21 +192,30 @@ fn listen(addr: SocketAddr, ranks: u32, limit: Duration) -> Result<Vec<TcpStream
             .set_nonblocking(false)
             .and_then(|()| stream.set_read_timeout(Some(Duration::from_secs(1))))
             .and_then(|()| read_hello(&mut stream));
-        let Ok(Some((rank, theirs))) = hello else { continue };
+        let Ok(Some((theirs, rank, count))) = hello else { continue };
+        if theirs != token {
+            continue;
+        }
         match found.get_mut((rank as usize).wrapping_sub(1)) {
-            Some(place @ None) if theirs == ranks => *place = Some(stream),
-            _ => return Err(RendezvousError::Mismatch { rank, ranks: theirs }),
+            Some(place @ None) if count == ranks => *place = Some(stream),
+            _ => return Err(RendezvousError::Mismatch { rank, ranks: count }),
         }
     }
     Ok(found.into_iter().flatten().collect())
 }
 
-fn join(addr: SocketAddr, rank: u32, ranks: u32, limit: Duration) -> Result<TcpStream, RendezvousError> {
+fn connect(
+    addr: SocketAddr,
+    token: Token,
+    rank: u32,
+    ranks: u32,
+    limit: Duration,
+) -> Result<TcpStream, RendezvousError> {
     let began = Instant::now();
     loop {
         let left = limit.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
         let connected = TcpStream::connect_timeout(&addr, left).and_then(|mut stream| {
-            stream.write_all(&[&MAGIC[..], &rank.to_le_bytes(), &ranks.to_le_bytes()].concat())?;
+            stream.write_all(&[&MAGIC[..], &token, &rank.to_le_bytes(), &ranks.to_le_bytes()].concat())?;
             Ok(stream)
         });
         match connected {
@@ -174,11 +229,12 @@ fn join(addr: SocketAddr, rank: u32, ranks: u32, limit: Duration) -> Result<TcpS
 }
 
 /// `None` if it is no rank.
-fn read_hello(stream: &mut TcpStream) -> io::Result<Option<(u32, u32)>> {
-    let mut magic = [0; MAGIC.len()];
+fn read_hello(stream: &mut TcpStream) -> io::Result<Option<(Token, u32, u32)>> {
+    let (mut magic, mut token) = ([0; MAGIC.len()], Token::default());
     stream.read_exact(&mut magic)?;
+    stream.read_exact(&mut token)?;
     let (rank, ranks) = (read_u32(stream)?, read_u32(stream)?);
-    Ok((magic == MAGIC).then_some((rank, ranks)))
+    Ok((magic == MAGIC).then_some((token, rank, ranks)))
 }
 
 fn read_u32(stream: &mut TcpStream) -> io::Result<u32> {
@@ -235,6 +291,19 @@ mod tests {
             let _ = stranger.write_all(b"GET / HTTP/1.1\r\n\r\n");
         }
         all.into_iter().for_each(|rank| rank.join().unwrap());
+    }
+
+    #[test]
+    fn a_rank_with_another_token_is_ignored() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let limit = Duration::from_millis(300);
+        let stranger = std::thread::spawn(move || {
+            Rendezvous::join(addr, [1; 16], 1, 2, limit).and_then(|mut rank| rank.exchange(b"1")).is_err()
+        });
+        let error = Rendezvous::host(&listener, [2; 16], 2, limit).unwrap_err();
+        assert!(matches!(error, RendezvousError::Missing { missing: 1, .. }), "{error}");
+        assert!(stranger.join().unwrap());
     }
 
     #[test]

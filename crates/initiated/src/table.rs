@@ -2,6 +2,8 @@
 //!
 //! A descriptor that names what does not exist never becomes a work request.
 
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
 use nobounce::RemoteRegion;
 
 use crate::descriptor::{Action, Descriptor, Malformed, Place, Signal, Transfer};
@@ -52,22 +54,67 @@ pub enum Refusal {
     Unreachable { rank: u32, reason: String },
 }
 
-/// Memory of all ranks by handle, and their signals.
-#[derive(Debug, Default)]
-pub struct Table {
+/// Registered memory by handle. Proxies share it, and it may change while they run.
+#[derive(Debug)]
+pub struct Memory {
     local: Vec<Option<LocalMemory>>,
+    /// Of each rank.
+    remote: Vec<Vec<Option<RemoteRegion>>>,
+}
+
+impl Memory {
+    /// Of so many ranks, which have registered nothing yet.
+    #[must_use]
+    pub fn new(ranks: usize) -> Self {
+        Self { local: Vec::new(), remote: vec![Vec::new(); ranks] }
+    }
+
+    /// Names memory that all ranks have registered; `remote` is that of each rank.
+    pub fn set(&mut self, handle: u16, local: LocalMemory, remote: impl IntoIterator<Item = RemoteRegion>) {
+        place(&mut self.local, handle, Some(local));
+        for (of_rank, region) in self.remote.iter_mut().zip(remote) {
+            place(of_rank, handle, Some(region));
+        }
+    }
+
+    /// The name stands for nothing from now on.
+    pub fn clear(&mut self, handle: u16) {
+        place(&mut self.local, handle, None);
+        self.remote.iter_mut().for_each(|of_rank| place(of_rank, handle, None));
+    }
+
+    /// The lowest name from `first` on that stands for nothing.
+    #[must_use]
+    pub fn free_handle(&self, first: u16) -> Option<u16> {
+        let is_free = |handle: &u16| self.local.get(usize::from(*handle)).is_none_or(Option::is_none);
+        (first..=u16::MAX).find(is_free)
+    }
+}
+
+fn place<T: Copy>(list: &mut Vec<Option<T>>, handle: u16, value: Option<T>) {
+    let at = usize::from(handle);
+    if list.len() <= at {
+        list.resize(at + 1, None);
+    }
+    list[at] = value;
+}
+
+/// What descriptors of one proxy may name.
+#[derive(Debug)]
+pub struct Table {
+    memory: Arc<RwLock<Memory>>,
     ranks: Vec<RankTable>,
     counters: usize,
     max_message: u32,
 }
 
-/// What one rank has registered.
+/// A rank, as descriptors name it.
 #[derive(Clone, Debug, Default)]
 pub struct RankTable {
-    /// By handle.
-    pub memory: Vec<Option<RemoteRegion>>,
-    /// Its signals.
-    pub signals: Option<RemoteRegion>,
+    /// Its place in [`Memory`].
+    pub at: usize,
+    /// Its signals: of each channel, or one for all channels.
+    pub signals: Vec<RemoteRegion>,
 }
 
 /// A checked data movement.
@@ -82,10 +129,15 @@ pub struct Moved {
 }
 
 impl Table {
-    /// Of so many counters, with what each rank has registered; this rank is one of them.
+    /// Of so many counters, and these ranks; this rank is one of them.
     #[must_use]
-    pub fn new(local: Vec<Option<LocalMemory>>, ranks: Vec<RankTable>, counters: usize) -> Self {
-        Self { local, ranks, counters, max_message: MAX_MESSAGE }
+    pub fn new(memory: Arc<RwLock<Memory>>, ranks: Vec<RankTable>, counters: usize) -> Self {
+        Self { memory, ranks, counters, max_message: MAX_MESSAGE }
+    }
+
+    fn memory(&self) -> RwLockReadGuard<'_, Memory> {
+        // A change either happens or does not.
+        self.memory.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The same for a device whose messages have at most so many bytes.
@@ -138,8 +190,10 @@ impl Table {
     /// Address and key of a place with that many bytes.
     pub(crate) fn place(&self, place: Place, len: u64) -> Result<(u64, u32), Refusal> {
         let Place { rank, handle, offset } = place;
-        let memory = self.rank(rank)?.memory.get(usize::from(handle)).copied().flatten();
-        let memory = memory.ok_or(Refusal::RemoteHandle { handle, rank })?;
+        let at = self.rank(rank)?.at;
+        let memory = self.memory();
+        let memory = memory.remote.get(at).and_then(|of_rank| of_rank.get(usize::from(handle)));
+        let memory = memory.copied().flatten().ok_or(Refusal::RemoteHandle { handle, rank })?;
         Ok((inside(handle, offset, len, memory.len, memory.addr)?, memory.rkey))
     }
 
@@ -158,15 +212,16 @@ impl Table {
             return Err(Refusal::Length { len, most: self.max_message });
         }
         let remote = self.place(remote, u64::from(len))?;
-        let local = self.local.get(usize::from(handle)).copied().flatten();
+        let local = self.memory().local.get(usize::from(handle)).copied().flatten();
         let local = local.ok_or(Refusal::LocalHandle { handle })?;
         let addr = inside(handle, local_offset, u64::from(len), local.len, local.addr)?;
         Ok(Moved { local: (addr, local.lkey), remote, len })
     }
 
-    /// Address and key of a signal of that rank.
-    pub(crate) fn signal(&self, rank: u32, signal: Signal) -> Result<(u64, u32), Refusal> {
-        let memory = self.rank(rank)?.signals;
+    /// Address and key of a signal of that rank, for descriptors of a channel.
+    pub(crate) fn signal(&self, rank: u32, channel: usize, signal: Signal) -> Result<(u64, u32), Refusal> {
+        let all = &self.rank(rank)?.signals;
+        let memory = all.get(channel).or(all.last());
         let signals = memory.map_or(0, |memory| memory.len / STRIDE as u64);
         match memory.filter(|_| u64::from(signal.index) < signals) {
             Some(memory) => Ok((memory.addr + STRIDE as u64 * u64::from(signal.index), memory.rkey)),
@@ -174,11 +229,13 @@ impl Table {
         }
     }
 
-    /// A place of that rank that may be written.
+    /// A registered place of that rank.
     pub(crate) fn any_place(&self, rank: usize) -> Option<(u64, u32)> {
         let rank = self.ranks.get(rank)?;
-        let memory = rank.memory.iter().copied().flatten().next().or(rank.signals)?;
-        Some((memory.addr, memory.rkey))
+        let memory = self.memory();
+        let registered = memory.remote.get(rank.at)?.iter().copied().flatten().next();
+        let region = registered.or(rank.signals.first().copied())?;
+        Some((region.addr, region.rkey))
     }
 
     /// The place of that rank in a list of all.
@@ -199,12 +256,31 @@ mod tests {
     use super::*;
     use crate::descriptor::Counted;
 
+    const LOCAL: LocalMemory = LocalMemory { addr: 0x2000, len: 50, lkey: 9 };
+    const REMOTE: RemoteRegion = RemoteRegion { addr: 0x1000, len: 100, rkey: 7, closed: false };
+
+    /// Memory 0 is registered here only, and memory 1 there only.
     fn table() -> Table {
-        let memory = RemoteRegion { addr: 0x1000, len: 100, rkey: 7, closed: false };
         let signals = RemoteRegion { addr: 0x9000, len: 4 * STRIDE as u64, rkey: 8, closed: false };
-        let other = RankTable { memory: vec![None, Some(memory)], signals: Some(signals) };
-        let local = LocalMemory { addr: 0x2000, len: 50, lkey: 9 };
-        Table::new(vec![Some(local)], vec![RankTable::default(), other], 3)
+        let memory = Memory { local: vec![Some(LOCAL)], remote: vec![Vec::new(), vec![None, Some(REMOTE)]] };
+        let other = RankTable { at: 1, signals: vec![signals] };
+        Table::new(Arc::new(RwLock::new(memory)), vec![RankTable::default(), other], 3)
+    }
+
+    #[test]
+    fn memory_is_named_until_it_is_cleared() {
+        let memory = Arc::new(RwLock::new(Memory::new(2)));
+        let table = Table::new(memory.clone(), vec![RankTable { at: 1, signals: Vec::new() }], 0);
+        let to = Place { rank: 0, handle: 3, offset: 4 };
+        let missing = Err(Refusal::RemoteHandle { handle: 3, rank: 0 });
+        assert_eq!(table.place(to, 8), missing);
+        let other = RemoteRegion { addr: 0x5000, ..REMOTE };
+        memory.write().unwrap().set(3, LOCAL, [other, REMOTE]);
+        assert_eq!(table.place(to, 8), Ok((0x1004, 7)));
+        assert_eq!(memory.read().unwrap().free_handle(3), Some(4));
+        memory.write().unwrap().clear(3);
+        assert_eq!(table.place(to, 8), missing);
+        assert_eq!(memory.read().unwrap().free_handle(3), Some(3));
     }
 
     #[test]
@@ -241,9 +317,16 @@ mod tests {
     fn counters_and_signals_are_checked() {
         let table = table();
         let signal = |index| Signal { index, add: 1 };
-        assert_eq!(table.signal(1, signal(3)), Ok((0x9000 + 192, 8)));
-        assert_eq!(table.signal(1, signal(4)), Err(Refusal::Signal { index: 4, signals: 4 }));
-        assert_eq!(table.signal(0, signal(0)), Err(Refusal::Signal { index: 0, signals: 0 }));
+        assert_eq!(table.signal(1, 0, signal(3)), Ok((0x9000 + 192, 8)));
+        assert_eq!(table.signal(1, 0, signal(4)), Err(Refusal::Signal { index: 4, signals: 4 }));
+        assert_eq!(table.signal(0, 0, signal(0)), Err(Refusal::Signal { index: 0, signals: 0 }));
+        // One region serves all channels; otherwise each has its own.
+        assert_eq!(table.signal(1, 2, signal(3)), Ok((0x9000 + 192, 8)));
+        let second = RemoteRegion { addr: 0xa000, len: STRIDE as u64, rkey: 6, closed: false };
+        let mut table = table;
+        table.ranks[1].signals.push(second);
+        assert_eq!(table.signal(1, 1, signal(0)), Ok((0xa000, 6)));
+        assert_eq!(table.signal(1, 1, signal(1)), Err(Refusal::Signal { index: 1, signals: 1 }));
         let counted = |index| Counted { index, is_written_back: true };
         for action in [Action::ResetCounter(counted(3)), Action::WriteBackCounter { index: 3 }] {
             let refused = table.check(&Descriptor { action, counter: None });

@@ -76,14 +76,14 @@ impl WordMemory {
         }
     }
 
-    /// Stores a word that peers change by atomics.
+    /// Sets a word that peers change by atomics to 0.
     ///
     /// # Errors
     /// The memory is gone, or has no such word.
-    pub fn swap(&self, at: usize, value: u64) -> Result<(), AccessError> {
+    pub fn reset(&self, at: usize) -> Result<(), AccessError> {
         match &self.place {
-            Place::Host(_) => self.store(at, value),
-            Place::Gpu(memory) => Self::window(memory)?.swap(self.check(at)?, value).map(|_| ()),
+            Place::Host(_) => self.store(at, 0),
+            Place::Gpu(memory) => Self::window(memory)?.reset(self.check(at)?),
         }
     }
 }

@@ -1,29 +1,24 @@
 //! The ranks of a job, and what each of them needs: the symmetric heap, channels, and the proxy.
 
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
-use nobounce::{ConnectOptions, Device, Hello, QpHalf, Region, RemoteRegion};
-use nobounce_memory::gpu::{Gpu, GpuOptions};
-use nobounce_nic::any::Qp;
-use nobounce_nic::soft::{Access, QpAttr};
-use nobounce_nic::work::QpLimits;
+use nobounce::{Device, Hello, Region, RemoteRegion};
+use nobounce_memory::gpu::{Gpu, GpuOptions, Shadowed};
+use nobounce_nic::soft::Access;
 use serde::{Deserialize, Serialize};
 
-use crate::control_memory::ControlMemory;
+use crate::control_memory::{ControlMemory, HEAP};
 use crate::join_error::JoinError;
+use crate::mesh::Mesh;
 use crate::options::Options;
 use crate::parts::{Channel, Parts, Scratch};
 use crate::proxy::{Proxy, Report};
 use crate::rendezvous::{Rendezvous, RendezvousError};
 use crate::ring::Ring;
-use crate::table::{LocalMemory, RankTable, Table};
+use crate::table::{LocalMemory, Memory, RankTable, Table};
 use crate::thread::ProxyThread;
 use crate::words::{WordMemory, Words};
 
-/// Work requests to one rank at a time.
-const SEND_DEPTH: usize = 256;
-/// 67 ms, 7 times: a rank that is gone is noticed within a second.
-const ACK_TIMEOUT: u8 = 14;
 const SCRATCH: usize = 4096;
 
 /// What a rank tells the others.
@@ -81,7 +76,7 @@ impl World {
         heap.fill(0..options.heap, 0)?;
         let control = ControlMemory::allocate(&gpu, options)?;
         let (addr, len) = control.signals();
-        let shadowed = GpuOptions { shadow: true, ..gpu_options };
+        let shadowed = GpuOptions { shadow: Shadowed::Words, ..gpu_options };
         let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
         // SAFETY: the memory is that of `control`, which is freed later. Only atomics change it.
         let signals = unsafe { device.register_gpu_raw(addr, len, access, &shadowed) }?;
@@ -89,43 +84,37 @@ impl World {
         check_reachable(&device, &heap, &signals)?;
 
         let ranks = options.ranks as usize;
-        let limits = QpLimits { send_depth: SEND_DEPTH, ..QpLimits::default() };
-        let cq = device.nic().create_cq(ranks * (SEND_DEPTH + 1), None)?;
-        let qps = (0..ranks).map(|_| {
-            let qp = device.pd().create_qp(&cq, &cq, limits)?;
-            qp.modify(&QpAttr::to_init(Access::all()), 0)?;
-            Ok(qp)
-        });
-        let qps: Vec<Qp> = qps.collect::<Result<_, JoinError>>()?;
-        let hello = Hello::of(device.nic(), None, qps.iter().map(QpHalf::of).collect());
-        let ours = Card { hello, heap: heap.remote(), signals: signals.remote() };
+        let mesh = Mesh::create(&device, ranks)?;
+        let ours = Card { hello: mesh.hello().clone(), heap: heap.remote(), signals: signals.remote() };
         let cards = exchange(&mut rendezvous, &ours)?;
-        connect(&qps, &ours, &cards, options.rank)?;
+        mesh.connect(options.rank as usize, cards.iter().map(|card| &card.hello))?;
         // Nothing is sent before all are ready to receive.
         rendezvous.exchange(&[])?;
         let rendezvous = rendezvous.without_limit()?;
 
         let local = LocalMemory { addr: heap.addr(), len: heap.len() as u64, lkey: heap.mr().lkey() };
-        let tables = cards
-            .iter()
-            .map(|card| RankTable { memory: vec![None, Some(card.heap)], signals: Some(card.signals) });
-        let table = Table::new(vec![None, Some(local)], tables.collect(), control.counters_of_channel());
+        let mut memory = Memory::new(ranks);
+        memory.set(HEAP, local, cards.iter().map(|card| card.heap));
+        let tables = cards.iter().enumerate();
+        let tables = tables.map(|(at, card)| RankTable { at, signals: vec![card.signals] }).collect();
+        let table = Table::new(Arc::new(RwLock::new(memory)), tables, control.counters_of_channel());
         let table = table.with_max_message(device.nic().max_message());
+        let signal_words = signal_words(&signals)?;
         let channels = (0..options.channels).map(|number| {
             let words = control.channel(number)?;
             Ok(Channel {
                 ring: Ring::new(words.ring, options.log_depth)?,
                 consumed: Words::new(words.consumed),
                 counters: Words::new(words.counters),
+                signals: signal_words.clone(),
             })
         });
         let parts = Parts {
             rank: options.rank as usize,
             channels: channels.collect::<Result<_, JoinError>>()?,
-            qps,
-            cq,
+            qps: mesh.qps,
+            cq: mesh.cq,
             table,
-            signals: signal_words(&signals)?,
             scratch: Scratch { addr: scratch.addr(), lkey: scratch.mr().lkey() },
             status: Words::new(control.status()?),
         };
@@ -255,14 +244,4 @@ fn exchange(rendezvous: &mut Rendezvous, ours: &Card) -> Result<Vec<Card>, JoinE
         Ok(card)
     };
     all.into_iter().zip(0..).map(parse).collect()
-}
-
-fn connect(qps: &[Qp], ours: &Card, cards: &[Card], rank: u32) -> Result<(), JoinError> {
-    let options = ConnectOptions { ack_timeout: ACK_TIMEOUT, ..ConnectOptions::default() };
-    for ((qp, card), half) in qps.iter().zip(cards).zip(&ours.hello.qps) {
-        let theirs = Hello { mtu: card.hello.mtu.min(ours.hello.mtu), ..card.hello.clone() };
-        let to = theirs.qps[rank as usize]; // as many as there are ranks
-        options.raise(qp, (*half, ours.hello.max_rd_atomic), to, &theirs)?;
-    }
-    Ok(())
 }

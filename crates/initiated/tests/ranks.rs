@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use nobounce::RemoteRegion;
@@ -11,7 +12,7 @@ use nobounce_initiated::descriptor::{Action, Counted, Descriptor, OWNER, Place, 
 use nobounce_initiated::parts::{Channel, Parts, Scratch};
 use nobounce_initiated::proxy::Proxy;
 use nobounce_initiated::ring::Ring;
-use nobounce_initiated::table::{LocalMemory, RankTable, Refusal, Table};
+use nobounce_initiated::table::{LocalMemory, Memory, RankTable, Refusal, Table};
 use nobounce_initiated::thread::ProxyThread;
 use nobounce_initiated::words::{ERROR, STRIDE, WordMemory, Words};
 use nobounce_memory::{HostBuffer, Window};
@@ -87,27 +88,36 @@ impl Rank {
         }
     }
 
-    fn table(&self) -> RankTable {
-        let remote =
-            |mr: &Mr| RemoteRegion { addr: mr.addr(), len: mr.len(), rkey: mr.rkey(), closed: false };
-        RankTable { memory: vec![None, Some(remote(&self.memory.1))], signals: Some(remote(&self.signals.1)) }
+    /// Memory and signals.
+    fn regions(&self) -> [RemoteRegion; 2] {
+        [&self.memory.1, &self.signals.1].map(|mr| RemoteRegion {
+            addr: mr.addr(),
+            len: mr.len(),
+            rkey: mr.rkey(),
+            closed: false,
+        })
     }
 
-    fn start(&mut self, rank: usize, ranks: Vec<RankTable>) {
+    fn start(&mut self, rank: usize, ranks: &[[RemoteRegion; 2]]) {
         let mr = &self.memory.1;
         let local = LocalMemory { addr: mr.addr(), len: mr.len(), lkey: mr.lkey() };
+        let mut memory = Memory::new(ranks.len());
+        memory.set(1, local, ranks.iter().map(|[memory, _]| *memory));
+        let table =
+            |(at, [_, signals]): (usize, &[RemoteRegion; 2])| RankTable { at, signals: vec![*signals] };
+        let tables = ranks.iter().enumerate().map(table).collect();
         let channel = Channel {
             ring: Ring::new(window(&self.ring), LOG_DEPTH).unwrap(),
             consumed: Words::new(words(&self.consumed)),
             counters: Words::new(words(&self.counters)),
+            signals: words(&self.signals.0),
         };
         let parts = Parts {
             rank,
             channels: vec![channel],
             qps: std::mem::take(&mut self.qps),
             cq: self.cq.take().unwrap(),
-            table: Table::new(vec![None, Some(local)], ranks, COUNTERS),
-            signals: words(&self.signals.0),
+            table: Table::new(Arc::new(RwLock::new(memory)), tables, COUNTERS),
             scratch: Scratch { addr: self.scratch.1.addr(), lkey: self.scratch.1.lkey() },
             status: Words::new(words(&self.status)),
         };
@@ -173,8 +183,8 @@ fn two(link: LinkChoice) -> [Rank; 2] {
         qp.modify(&QpAttr::to_rtr(to, peer.qpn(), psn(other, one), Mtu::Mtu1024), 0).unwrap();
         qp.modify(&QpAttr { timeout: 14, ..QpAttr::to_rts(psn(one, other)) }, 0).unwrap();
     }
-    let tables: Vec<_> = ranks.iter().map(Rank::table).collect();
-    ranks.iter_mut().enumerate().for_each(|(number, rank)| rank.start(number, tables.clone()));
+    let tables: Vec<_> = ranks.iter().map(Rank::regions).collect();
+    ranks.iter_mut().enumerate().for_each(|(number, rank)| rank.start(number, &tables));
     ranks
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::shadow::Shadow;
+use super::shadow::{Shadow, Shadowed};
 use crate::copy::wc::{self, Isa};
 use crate::foreign::{Sink, Source};
 use crate::window::finished;
@@ -111,17 +111,20 @@ impl GpuWindow {
     }
 
     /// The same, with atomics that use a copy of its words in host memory, instead of loads. Nothing but
-    /// these atomics may change the memory: not the GPU, and no store through a window.
+    /// these atomics may change the memory, other than [`Shadowed`] says.
     ///
     /// # Errors
     /// The window does not begin at a multiple of 8 bytes, or cannot be loaded.
-    pub fn with_shadow(self) -> Result<Self, AccessError> {
+    pub fn with_shadow(self, shadowed: Shadowed) -> Result<Self, AccessError> {
+        if shadowed == Shadowed::No {
+            return Ok(self);
+        }
         if self.len() >= 8 {
             self.range.word(0)?;
         }
         let mut bytes = vec![0; self.len()];
         self.load(0, &mut bytes[..])?;
-        Ok(Self { shadow: Some(Shadow::new(&bytes)), ..self })
+        Ok(Self { shadow: Some(Shadow::new(&bytes, shadowed == Shadowed::Signals)), ..self })
     }
 
     /// The same, as one of several windows onto a GPU.
@@ -226,10 +229,13 @@ impl GpuWindow {
         self.atomic(offset, |old| (old == compare).then_some(swap))
     }
 
-    /// Puts `value` into the word at `offset`, and returns what it held. The address must be a multiple
-    /// of 8. Atomic as [`fetch_add`](Self::fetch_add) is.
-    pub fn swap(&self, offset: usize, value: u64) -> Result<u64, AccessError> {
-        self.atomic(offset, |_| Some(value))
+    /// Sets the word at `offset` to 0. The address must be a multiple of 8. Atomic as
+    /// [`fetch_add`](Self::fetch_add) is.
+    pub fn reset(&self, offset: usize) -> Result<(), AccessError> {
+        match &self.shadow {
+            Some(shadow) => self.reset_shadowed(shadow, offset),
+            None => self.atomic(offset, |_| Some(0)).map(|_| ()),
+        }
     }
 
     /// One load through the window, which returns only after all earlier stores have arrived (PCIe
@@ -313,17 +319,40 @@ impl GpuWindow {
     ) -> Result<u64, AccessError> {
         let mut words = shadow.lock();
         let bounds = AccessError::OutOfBounds { offset, len: 8, window: self.len() };
-        let word = words.get_mut(offset / 8).ok_or(bounds)?;
-        let old = *word;
+        let old = *words.get(offset / 8).ok_or(bounds)?;
         if let Some(new) = change(old) {
-            // A load would have ordered it behind earlier stores.
-            barrier::before_last_bytes();
-            self.unsettled.stored();
-            self.range.store_u64(offset, new)?;
-            *word = new;
-            self.complete()?;
+            // A kernel that sees the word sees the flags.
+            if let Some(flags) = shadow.flags(offset)
+                && let Some(flags_word) = words.get_mut(flags / 8)
+                && *flags_word != Shadow::COUNTED
+            {
+                self.range.store_u64(flags, Shadow::COUNTED)?;
+                *flags_word = Shadow::COUNTED;
+            }
+            self.store_shadowed(&mut words, offset, new)?;
         }
         Ok(old)
+    }
+
+    fn reset_shadowed(&self, shadow: &Shadow, offset: usize) -> Result<(), AccessError> {
+        self.range.word(offset)?;
+        let mut words = shadow.lock();
+        // The kernel that has asked for it clears them.
+        if let Some(flags_word) = shadow.flags(offset).and_then(|flags| words.get_mut(flags / 8)) {
+            *flags_word = 0;
+        }
+        self.store_shadowed(&mut words, offset, 0)
+    }
+
+    fn store_shadowed(&self, words: &mut [u64], offset: usize, new: u64) -> Result<(), AccessError> {
+        let bounds = AccessError::OutOfBounds { offset, len: 8, window: self.len() };
+        let word = words.get_mut(offset / 8).ok_or(bounds)?;
+        // A load would have ordered it behind earlier stores.
+        barrier::before_last_bytes();
+        self.unsettled.stored();
+        self.range.store_u64(offset, new)?;
+        *word = new;
+        self.complete()
     }
 
     fn atomic(&self, offset: usize, change: impl FnOnce(u64) -> Option<u64>) -> Result<u64, AccessError> {

@@ -41,5 +41,6 @@ pub use error::{CudaError, DriverError};
 pub use gpu_window::GpuWindow;
 pub use range::{GPU_PAGE, GpuRange, GpuRangeError, MemoryKind};
 pub use region::{Gone, GpuMemory, GpuOptions, RegisterError};
+pub use shadow::Shadowed;
 pub use stream_event::{StreamError, StreamEvent};
 pub use window::{Method, WindowRefusal};

@@ -16,6 +16,7 @@ use super::ending::Endings;
 use super::error::{CudaError, DriverError};
 use super::gpu_window::GpuWindow;
 use super::range::{self, GpuRange, GpuRangeError, MemoryKind, Segment};
+use super::shadow::Shadowed;
 use super::watch::{self, LookedAfter};
 use super::window::{self, Mapping, MappingOwner, Method, WindowRefusal};
 use crate::guard::{self, InstallError};
@@ -35,14 +36,13 @@ pub struct GpuOptions {
     pub require: Require,
     /// Stage on purpose, to compare.
     pub staged: bool,
-    /// Atomics use a copy of its words in host memory, instead of loads through the window. Nothing
-    /// but atomics through this registration may change the memory.
-    pub shadow: bool,
+    /// Atomics use a copy of words in host memory, instead of loads through the window.
+    pub shadow: Shadowed,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { window: true, require: Require::Any, staged: false, shadow: false }
+        Self { window: true, require: Require::Any, staged: false, shadow: Shadowed::No }
     }
 }
 
@@ -206,10 +206,8 @@ impl GpuMemory {
             memory.host = host_window(host, len);
         } else {
             memory.paths = memory.find_window(options.window);
-            if options.shadow
-                && let Some(window) = memory.window.take()
-            {
-                memory.window = Some(window.with_shadow()?);
+            if let Some(window) = memory.window.take() {
+                memory.window = Some(window.with_shadow(options.shadow)?);
             }
         }
         if options.require == Require::Direct && !memory.paths.are_direct() {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use nobounce_memory::gpu::copy_engine::CopyEngine;
-use nobounce_memory::gpu::{GpuMemory, GpuOptions};
+use nobounce_memory::gpu::{GpuMemory, GpuOptions, Shadowed};
 
 use crate::sequences::{self, Fence};
 use crate::stage::{Message, Shows, Stage, judge};
@@ -73,7 +73,7 @@ fn flag_write_comes_after_the_payload() {
 fn signal_comes_after_the_payload() {
     const SIGNAL: usize = 1 << 20;
     let Some(stage) = Stage::with_kernels() else { return };
-    let options = GpuOptions { shadow: true, ..GpuOptions::default() };
+    let options = GpuOptions { shadow: Shadowed::Words, ..GpuOptions::default() };
     for (words, most) in [(5, 100_000), (512, 100_000), (8192, 10_000)] {
         let mut message = Message::of_words(words);
         // The copy in host memory begins at 0, too.

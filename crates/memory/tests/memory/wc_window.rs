@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use nobounce_memory::gpu::GpuWindow;
+use nobounce_memory::gpu::{GpuWindow, Shadowed};
 use nobounce_memory::wc::Isa;
 use nobounce_memory::{AccessError, HostBuffer, guard, page_size};
 
@@ -174,7 +174,7 @@ fn a_shadow_has_the_words_that_atomics_stored() {
         buffer.read_at(64 + at, &mut word).unwrap();
         u64::from_ne_bytes(word)
     };
-    let window = over(&buffer, 64, LEN).with_shadow().unwrap();
+    let window = over(&buffer, 64, LEN).with_shadow(Shadowed::Words).unwrap();
     let (first, second, last) = (word(0), word(8), word(88));
     assert_eq!(window.fetch_add(0, 5), Ok(first));
     assert_eq!(word(0), first + 5);
@@ -182,11 +182,31 @@ fn a_shadow_has_the_words_that_atomics_stored() {
     assert_eq!((window.fetch_add(0, 1), word(0)), (Ok(first + 5), first + 6));
     assert_eq!(window.compare_swap(8, second, 77), Ok(second));
     assert_eq!((window.compare_swap(8, second, 78), word(8)), (Ok(77), 77));
-    assert_eq!((window.swap(8, 0), word(8)), (Ok(77), 0));
+    assert_eq!((window.reset(8), word(8)), (Ok(()), 0));
     assert_eq!(window.fetch_add(88, 1), Ok(last));
     // Behind the last whole word, and no word.
     assert!(window.fetch_add(96, 1).is_err() && window.fetch_add(4, 1).is_err());
-    assert!(over(&buffer, 3, 64).with_shadow().is_err());
+    assert!(over(&buffer, 3, 64).with_shadow(Shadowed::Words).is_err());
+}
+
+#[cfg(target_arch = "x86_64")]
+/// A kernel that sees the flag asks for a reset; without the flag it may store 0 itself.
+#[test]
+fn signals_are_flagged_until_they_are_reset() {
+    let buffer = Arc::new(HostBuffer::new(256).unwrap());
+    let pair = |at: usize| {
+        let mut words = [0; 16];
+        buffer.read_at(at, &mut words).unwrap();
+        u128::from_ne_bytes(words)
+    };
+    let (flag, by_kernel) = (1_u128 << 64, [0; 16]);
+    let window = over(&buffer, 0, 128).with_shadow(Shadowed::Signals).unwrap();
+    assert_eq!(window.fetch_add(64, 5), Ok(0));
+    assert_eq!((window.fetch_add(64, 1), pair(64), pair(0)), (Ok(5), flag | 6, 0));
+    assert_eq!((window.reset(64), pair(64)), (Ok(()), flag));
+    buffer.write_at(64, &by_kernel).unwrap();
+    assert_eq!((window.fetch_add(64, 2), pair(64)), (Ok(0), flag | 2));
+    assert!(window.reset(128).is_err() && window.reset(4).is_err());
 }
 
 #[test]

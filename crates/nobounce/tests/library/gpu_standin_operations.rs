@@ -18,8 +18,12 @@ const MIB: usize = 1 << 20;
 /// What lies around the bytes that a test writes.
 const GUARD: u8 = 0xee;
 
-const DIRECT: GpuOptions =
-    GpuOptions { window: true, require: nobounce::Require::Any, staged: false, shadow: false };
+const DIRECT: GpuOptions = GpuOptions {
+    window: true,
+    require: nobounce::Require::Any,
+    staged: false,
+    shadow: nobounce::memory::gpu::Shadowed::No,
+};
 const STAGED: GpuOptions = GpuOptions { staged: true, ..DIRECT };
 const NO_WINDOW: GpuOptions = GpuOptions { window: false, ..DIRECT };
 const ALL: [GpuOptions; 3] = [DIRECT, STAGED, NO_WINDOW];

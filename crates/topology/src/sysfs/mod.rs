@@ -21,7 +21,7 @@ use crate::facts::{Facts, Libraries};
 
 pub use config_fuzz::parse_config_space;
 pub use root::Root;
-pub use settings::matters;
+pub use settings::{matters, nccl_version_in};
 pub use storage::storage;
 
 /// The facts that come from the environment of a process.
@@ -31,6 +31,12 @@ pub struct Surroundings {
     pub environment: BTreeMap<String, String>,
     /// The user's home, for files of settings.
     pub home: Option<String>,
+}
+
+/// The version of NCCL that a program would find, if it is known.
+#[must_use]
+pub fn nccl_version(root: &Root, surroundings: &Surroundings) -> Option<String> {
+    settings::nccl(root, surroundings).known()?.as_ref()?.version.clone()
 }
 
 /// Why there are no facts.

@@ -146,6 +146,17 @@ pub(super) fn nccl(root: &Root, surroundings: &Surroundings) -> Read<Option<Libr
     }
 }
 
+/// The version of NCCL in a folder of libraries: by the name of the file, or of its wheel. `None`: the
+/// folder has no NCCL; an empty version: it is not known.
+pub fn nccl_version_in(root: &Root, folder: &str) -> Option<String> {
+    let names = root.names(folder).ok()?;
+    let mut versions = names.iter().filter_map(|name| name.strip_prefix("libnccl.so.")).peekable();
+    versions.peek()?;
+    let of_file = versions.find(|version| version.contains('.')).map(str::to_owned);
+    let of_wheel = || python_version(root, folder.strip_suffix("/nvidia/nccl/lib")?, "nvidia_nccl_cu");
+    Some(of_file.or_else(of_wheel).unwrap_or_default())
+}
+
 /// Folders of the Python environments that are in use.
 fn environments(surroundings: &Surroundings) -> Vec<String> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"];

@@ -1,0 +1,22 @@
+//! `libnccl-gin.so`: a plugin for GPU-initiated networking (GIN) of NCCL 2.30.5 and later, type GPI.
+//!
+//! Kernels of NCCL's device API write descriptors into a ring in host memory, the layout of which is
+//! that of [`nobounce_initiated::descriptor`]. The proxy of [`nobounce_initiated`] carries them out. No
+//! thread of NCCL takes part.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`abi`] | NCCL's plugin interface |
+//! | [`plugin`] | the functions that NCCL calls |
+//! | [`group`] | the ranks of a communicator, and their windows |
+//! | [`context`] | the rings of kernels, and their proxy |
+//! | `layout` | the GPU memory of a context |
+//! | [`error`], [`log`] | why a call fails, and NCCL's log |
+
+pub mod abi;
+pub mod context;
+pub mod error;
+pub mod group;
+mod layout;
+pub mod log;
+pub mod plugin;
