@@ -9,6 +9,8 @@ pub(super) struct Recovery {
     pub(super) last_progress: Nanos,
     pub(super) probe_at: Option<Nanos>,
     pub(super) probes: u32,
+    /// The answer before came after a probe.
+    pub(super) was_probed: bool,
     pub(super) send_probe: bool,
     pub(super) rnr_until: Option<Nanos>,
     pub(super) retries: u8,

@@ -541,10 +541,12 @@ impl Requester {
                 round_trip = round_trip.or(Some(took));
             }
         }
-        if self.recovery.probes > 1 {
-            // The round trip took longer than estimated. Sample it, whichever copy was answered:
-            // the next probe may wait as long. Otherwise a peer that becomes slow would be probed
-            // again and again.
+        let is_probed = self.recovery.probes > 0;
+        let was_probed = std::mem::replace(&mut self.recovery.was_probed, is_probed);
+        if self.recovery.probes > 1 || (is_probed && was_probed) {
+            // The round trip took longer than estimated; one probe alone may have repaired a loss.
+            // Sample it, whichever copy was answered: the next probe may wait as long. Otherwise a
+            // peer that becomes slow would be probed again and again.
             self.rtt.sample(now.saturating_sub(self.recovery.last_progress));
         }
         let in_use = 2 * (self.in_flight() + packets) >= self.window(params);

@@ -214,3 +214,21 @@ fn where_answers_are_dear_none_is_asked_for_beside_one_that_is_on_its_way() {
     assert_eq!(asks(true, 40, &[13, 43]), [13, 43, 73]);
     assert_eq!(asks(true, 10, &[9, 19]), [9, 13, 29], "an ACK request must remain");
 }
+
+/// A round trip that becomes longer is noticed although each answer comes after one probe, before a
+/// second: not each packet is probed from then on.
+#[test]
+fn a_path_that_becomes_longer_is_not_probed_for_ever() {
+    let mut sim = pair(&Setup::default());
+    let mut rounds = |sim: &mut Sim, delay: u64| {
+        sim.pipes.iter_mut().for_each(|pipe| pipe.conditions.delay = delay);
+        for _ in 0..50 {
+            write(sim, 100);
+            sim.drive();
+        }
+        sim.ends[A].qp.counters().probes
+    };
+    assert_eq!(rounds(&mut sim, 10 * MICROSECOND), 0);
+    let probes = rounds(&mut sim, 50 * MICROSECOND);
+    assert!((1..5).contains(&probes), "{probes} of 50");
+}
