@@ -220,7 +220,7 @@ fn where_answers_are_dear_none_is_asked_for_beside_one_that_is_on_its_way() {
 #[test]
 fn a_path_that_becomes_longer_is_not_probed_for_ever() {
     let mut sim = pair(&Setup::default());
-    let mut rounds = |sim: &mut Sim, delay: u64| {
+    let rounds = |sim: &mut Sim, delay: u64| {
         sim.pipes.iter_mut().for_each(|pipe| pipe.conditions.delay = delay);
         for _ in 0..50 {
             write(sim, 100);
