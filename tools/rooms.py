@@ -9,7 +9,7 @@ import re
 
 # Crate: [(room, its modules)], lowest first. "" is the crate's root, which may use everything.
 ROOMS = {
-    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("seal", {"seal"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
+    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("congestion", {"congestion"}), ("qp", {"qp"}), ("cm", {"cm"}), ("seal", {"seal"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
     "crates/memory": [
         ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer", "file_io", "file_mapping", "shared_chunk", "unmap_watch"}),
         ("gpu", {"gpu"}),
