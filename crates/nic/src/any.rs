@@ -180,6 +180,14 @@ impl Device {
         }
     }
 
+    /// The largest path MTU to that address, as far as this machine knows.
+    pub fn max_mtu_to(&self, remote: IpAddr) -> Mtu {
+        match self {
+            Self::Soft(soft) => soft.max_mtu_to(remote),
+            Self::Hard(hard) => hard.port().mtu,
+        }
+    }
+
     /// The longest message in bytes.
     pub fn max_message(&self) -> u32 {
         match self {
@@ -468,6 +476,14 @@ impl Cq {
         }
     }
 
+    /// The caller polls again, and needs no event: an armed queue counts its polls as the last ones
+    /// before a sleep. Hardware raises the event all the same.
+    pub fn cancel_notify(&self) {
+        if let Self::Soft(soft) = self {
+            soft.cancel_notify();
+        }
+    }
+
     /// The caller will not poll for a while, and waits for no event.
     pub fn pause_polling(&self) {
         if let Self::Soft(soft) = self {
@@ -500,6 +516,22 @@ impl Qp {
         match self {
             Self::Soft(soft) => Ok(soft.modify(attr)?),
             Self::Hard(hard) => Ok(hard.modify(attr, lid)?),
+        }
+    }
+
+    /// Probes whether packets of its path MTU reach the peer; see [`path_mtu`](Self::path_mtu). Does
+    /// nothing on hardware.
+    pub fn probe_path(&self) {
+        if let Self::Soft(soft) = self {
+            soft.probe_path();
+        }
+    }
+
+    /// What is known of the path to its peer; nothing on hardware.
+    pub fn path_mtu(&self) -> soft::PathMtu {
+        match self {
+            Self::Soft(soft) => soft.path_mtu(),
+            Self::Hard(_) => soft::PathMtu::Unknown,
         }
     }
 

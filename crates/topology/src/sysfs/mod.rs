@@ -21,7 +21,7 @@ use crate::facts::{Facts, Libraries, Read};
 
 pub use config_fuzz::parse_config_space;
 pub use root::Root;
-pub use settings::{matters, nccl_version_in};
+pub use settings::{matters, nccl_versions_in};
 pub use storage::storage;
 
 /// The facts that come from the environment of a process.
@@ -33,10 +33,10 @@ pub struct Surroundings {
     pub home: Option<String>,
 }
 
-/// The version of NCCL that a program would find, if it is known.
+/// Versions of all NCCLs that a program may load. Empty: one whose version is not known.
 #[must_use]
-pub fn nccl_version(root: &Root, surroundings: &Surroundings) -> Option<String> {
-    settings::nccl(root, surroundings).known()?.as_ref()?.version.clone()
+pub fn nccl_versions(root: &Root, surroundings: &Surroundings) -> Vec<String> {
+    settings::nccl_versions(root, surroundings)
 }
 
 /// Why there are no facts.
