@@ -148,7 +148,7 @@ explanations! {
     "nccl-dmabuf", "NCCL_DMABUF_ENABLE=0",
     "NCCL then registers GPU memory through nvidia_peermem only.";
     "nccl-efa-plugin", "NCCL without its plugin for EFA",
-    "NCCL uses Amazon's adapters through libfabric and the plugin aws-ofi-nccl. NCCL_NET_PLUGIN=none prevents it from loading.";
+    "NCCL uses Amazon's adapters through libfabric and the plugin aws-ofi-nccl. NCCL_NET_PLUGIN=none prevents it from loading. So does a folder outside of the loader's path: add it to LD_LIBRARY_PATH, with that of libfabric.";
     "nccl-gdr-level", "NCCL_NET_GDR_LEVEL is too strict",
     "The variable sets the largest distance at which NCCL uses GPUDirect: LOC (never), PIX, PXB, PHB, SYS; or 0 to 5 on the old scale. A value below the distance of the nearest adapter disables GPUDirect.";
     "nccl-gdr-read", "NCCL_NET_GDR_READ=0",

@@ -169,6 +169,21 @@ fn plugin(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .why("NCCL falls back to TCP sockets; EFA needs aws-ofi-nccl.");
         found.push(set(finding, variable));
     }
+    match nccl::missing_plugin(facts).filter(|_| efa) {
+        Some(None) => found.push(
+            Finding::new("nccl-efa-plugin", Severity::Error, "NCCL has no plugin for EFA: aws-ofi-nccl is not installed here")
+                .why("NCCL reaches EFA only through this plugin (libnccl-net.so), and silently uses TCP sockets without it.")
+                .seen("libnccl-net*.so", "not found")
+                .fix("install aws-ofi-nccl by the EFA installer (in the image, with libfabric)"),
+        ),
+        Some(Some(_)) => found.push(
+            Finding::new("nccl-efa-plugin", Severity::Error, "NCCL does not find its plugin for EFA: its folder is not in LD_LIBRARY_PATH")
+                .why("NCCL reaches EFA only through this plugin (libnccl-net.so), and silently uses TCP sockets without it.")
+                .seen("libnccl-net*.so", "below /opt, where the loader does not look")
+                .fix("`export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH`"),
+        ),
+        None => {}
+    }
     let other = hardware(analysis).find_map(|nic| match nccl::network(facts, nic) {
         Network::Ucx(variable) => Some((variable, "NCCL then follows UCX's use of GPU memory, and its own distance rule as well.")),
         Network::Plugin(variable) => Some((variable, "Use of these adapters and of GPUDirect by the plugin is unknown: look for GDRDMA in NCCL's log (doctor --nccl-log).")),

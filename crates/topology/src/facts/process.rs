@@ -66,6 +66,10 @@ pub struct Libraries {
     /// UCX; null if none was found.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub ucx: Read<Option<Ucx>>,
+    /// NCCL's plugin for Amazon's adapters (aws-ofi-nccl): whether the loader finds it; null if
+    /// there is none. Looked for only where there are such adapters.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub ofi_plugin: Read<Option<bool>>,
 }
 
 /// A library.

@@ -117,6 +117,7 @@ impl Build {
                     version: Some("1.20.0".to_owned()),
                     modules: ["cuda", "ib", "ib_mlx5", "rdmacm"].map(str::to_owned).to_vec(),
                 })),
+                ..Libraries::default()
             },
             ..Facts::default()
         };

@@ -17,7 +17,7 @@ mod storage;
 
 use std::collections::BTreeMap;
 
-use crate::facts::{Facts, Libraries};
+use crate::facts::{Facts, Libraries, Read};
 
 pub use config_fuzz::parse_config_space;
 pub use root::Root;
@@ -62,12 +62,14 @@ pub fn read(root: &Root, surroundings: &Surroundings) -> Result<Facts, SysfsErro
     }
     let pci = pci::devices(root).unwrap_or_default();
     let gpus = pci::gpus(&pci);
+    let nics = infiniband::nics(root);
+    let has_efa = nics.iter().any(|nic| nic.driver.as_deref() == Some("efa"));
     Ok(Facts {
         host: root.text("/proc/sys/kernel/hostname").ok(),
         machine: machine::machine(root),
         kernel: kernel::kernel(root),
         gpus,
-        nics: infiniband::nics(root),
+        nics,
         pci,
         devices: process::devices(root),
         process: process::process(root),
@@ -81,6 +83,7 @@ pub fn read(root: &Root, surroundings: &Surroundings) -> Result<Facts, SysfsErro
         libraries: Libraries {
             ucx: settings::ucx(root, surroundings),
             nccl: settings::nccl(root, surroundings),
+            ofi_plugin: if has_efa { settings::ofi_plugin(root, surroundings) } else { Read::default() },
             ..Libraries::default()
         },
         ..Facts::default()

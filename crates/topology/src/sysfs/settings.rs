@@ -169,6 +169,37 @@ pub(super) fn nccl_versions(root: &Root, surroundings: &Surroundings) -> Vec<Str
     of_system.chain(of_python).collect()
 }
 
+/// Where Amazon's installers put NCCL's plugin, outside of the loader's folders.
+const PLUGIN_FOLDERS: [&str; 5] = [
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/amazon/aws-ofi-nccl/lib",
+    "/opt/aws-ofi-nccl/lib",
+];
+
+/// Whether the loader finds a network plugin of NCCL's: in its own folders, in those of its
+/// configuration or in those of `LD_LIBRARY_PATH`.
+pub(super) fn ofi_plugin(root: &Root, surroundings: &Surroundings) -> Read<Option<bool>> {
+    let holds = |folder: &str| {
+        let names = root.names(folder).unwrap_or_default();
+        names.iter().any(|name| name.starts_with("libnccl-net") && name.contains(".so"))
+    };
+    let path = surroundings.environment.get("LD_LIBRARY_PATH").map_or("", String::as_str);
+    let configured = root.names("/etc/ld.so.conf.d").unwrap_or_default();
+    let configured =
+        configured.iter().filter_map(|name| root.text(&format!("/etc/ld.so.conf.d/{name}")).ok());
+    let configured: Vec<String> = configured
+        .flat_map(|text| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>())
+        .collect();
+    let configured = configured.iter().map(String::as_str).filter(|folder| folder.starts_with('/'));
+    let found = path.split(':').filter(|folder| !folder.is_empty()).chain(LIBRARY_FOLDERS).chain(configured);
+    if found.into_iter().any(holds) {
+        return Read::Yes(Some(true));
+    }
+    Read::Yes(PLUGIN_FOLDERS.into_iter().any(holds).then_some(false))
+}
+
 /// Folders of the Python environments that are in use.
 fn environments(surroundings: &Surroundings) -> Vec<String> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"];
@@ -226,5 +257,22 @@ mod tests {
         let found = parse("# comment\nNCCL_IB_DISABLE = 1 # why\nPATH=/bin\nnonsense\nNCCL_DEBUG=INFO\n");
         let pairs: Vec<_> = found.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(pairs, [("NCCL_DEBUG", "INFO"), ("NCCL_IB_DISABLE", "1")]);
+    }
+
+    #[test]
+    fn a_plugin_counts_where_the_loader_looks() {
+        let folder = std::env::temp_dir().join(format!("nobounce-plugin-{}", std::process::id()));
+        let root = Root::new(&folder);
+        let found = |path: &str| {
+            let environment = BTreeMap::from([("LD_LIBRARY_PATH".to_owned(), path.to_owned())]);
+            ofi_plugin(&root, &Surroundings { environment, home: None }).known().copied()
+        };
+        assert_eq!(found(""), Some(None));
+        let below = folder.join("opt/amazon/ofi-nccl/lib");
+        std::fs::create_dir_all(&below).unwrap();
+        std::fs::write(below.join("libnccl-net.so"), "").unwrap();
+        assert_eq!(found(""), Some(Some(false)));
+        assert_eq!(found("/usr/lib:/opt/amazon/ofi-nccl/lib"), Some(Some(true)));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }
