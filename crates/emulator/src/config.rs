@@ -137,7 +137,7 @@ impl fmt::Display for PathConfig {
     /// As it is written, without what is at its default.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { faults, rate, queue, ecn, mtu, path_mtu, icmp } = *self;
-        let FaultConfig { loss, dup, reorder, corrupt, delay_ns, jitter_ns, seed } = faults;
+        let FaultConfig { loss, dup, reorder, corrupt, delay_ns, jitter_ns, seed, .. } = faults;
         write!(f, "mtu={mtu}")?;
         if let Some(rate) = rate {
             write!(f, ",rate={rate},queue={queue}")?;
