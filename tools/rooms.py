@@ -9,7 +9,7 @@ import re
 
 # Crate: [(room, its modules)], lowest first. "" is the crate's root, which may use everything.
 ROOMS = {
-    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("seal", {"seal"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
+    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("congestion", {"congestion"}), ("qp", {"qp"}), ("cm", {"cm"}), ("seal", {"seal"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
     "crates/memory": [
         ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer", "file_io", "file_mapping", "shared_chunk", "unmap_watch"}),
         ("gpu", {"gpu"}),
@@ -25,9 +25,9 @@ ROOMS = {
         ("device", {"device"}), ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane", "path_mtu"}),
         ("messages", {"message", "rails"}), ("listener", {"listener"}), ("fuzzing", {"fuzzing"}),
     ],
-    "crates/transfer": [("words", {"pieces", "frame", "error"}), ("parts", {"memory", "exports", "notification", "wire"}), ("shared", {"transfer", "job", "message", "shared"}), ("service", {"announcements", "endings", "lanes", "link", "service", "greet"}), ("interface", {"connecting", "peer", "agent"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
-    "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"})],
-    "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "join_error", "control_memory", "world"})],
+    "crates/transfer": [("words", {"pieces", "frame", "error"}), ("parts", {"memory", "exports", "notification", "wire", "frame_lane"}), ("shared", {"transfer", "job", "message", "hook", "shared"}), ("service", {"announcements", "endings", "lanes", "link", "service", "greet"}), ("interface", {"connecting", "peer", "handler", "agent"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
+    "crates/storage": [("words", {"request", "root", "error"}), ("requests", {"cache", "jobs", "short", "queue", "reader"}), ("ends", {"server", "client"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
+    "crates/initiated": [("formats", {"descriptor", "device", "words"}), ("ring", {"ring"}), ("table", {"table"}), ("proxy", {"parts", "peer", "proxy", "thread"}), ("world", {"rendezvous", "options", "mesh", "join_error", "control_memory", "world"})],
     "crates/topology": [
         ("facts", {"cpu_list", "clean", "facts", "sysfs", "machines"}), ("tree", {"adapters", "gpudirect", "methods", "usable", "tree", "analysis", "bandwidth", "iommu", "platform", "nearest"}),
     ],
@@ -57,6 +57,7 @@ ROOMS = {
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "find_object", "notice", "reserve"}), ("view", {"view", "own_view", "shared_dir"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/cufile": [("layouts", {"abi"}), ("calls", {"batch", "calls", "memory", "parameters", "report", "stats", "stream", "table", "transfer"})],
+    "dropin/gin": [("interface", {"abi", "error", "log", "layout", "nccl"}), ("ranks", {"group"}), ("contexts", {"context"}), ("calls", {"plugin"})],
     "dropin/vmm": [("interposed", {"driver", "lookup"})],
     "dropin/paths": [("view", {"view", "original", "copies"}), ("calls", {"calls", "dlopen"})],
     # Verbs objects hold each other by pointers that C programs follow in every direction.

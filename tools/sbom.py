@@ -11,7 +11,7 @@ import re
 import subprocess
 
 # What `make build` builds.
-PACKAGES = ["nobounce-" + name for name in ("cli", "ibverbs", "rdmacm", "gdrapi", "cufile", "paths", "vmm", "world", "stub-mlx5", "stub-efa")]
+PACKAGES = ["nobounce-" + name for name in ("cli", "ibverbs", "rdmacm", "gdrapi", "cufile", "paths", "vmm", "world", "gin", "stub-mlx5", "stub-efa")]
 # Names of files with licence texts in the archives of crates.
 LICENCE_FILES = ("licen", "copying", "copyright", "notice", "unlicense")
 

@@ -476,6 +476,14 @@ impl Cq {
         }
     }
 
+    /// The caller polls again, and needs no event: an armed queue counts its polls as the last ones
+    /// before a sleep. Hardware raises the event all the same.
+    pub fn cancel_notify(&self) {
+        if let Self::Soft(soft) = self {
+            soft.cancel_notify();
+        }
+    }
+
     /// The caller will not poll for a while, and waits for no event.
     pub fn pause_polling(&self) {
         if let Self::Soft(soft) = self {

@@ -41,5 +41,6 @@ mod sync;
 pub mod tally;
 pub mod work;
 
+pub use process::cpu::ask_for_short_slices;
 pub use process::eventfd::EventFd;
 pub use process::fork::ParentOnly;

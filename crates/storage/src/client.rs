@@ -2,36 +2,32 @@
 
 use std::collections::HashMap;
 use std::net::ToSocketAddrs;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nobounce::Device;
-use nobounce_nic::EventFd;
-use nobounce_transfer::{Agent, AgentOptions, MAX_UNREAD, Outcome, Peer, View};
+use nobounce_transfer::{Agent, AgentOptions, Handler, MAX_UNREAD, Notification, Outcome, Peer, View};
 
 use crate::error::ClientError;
-use crate::request::{FileRange, Kind, MAX_FILES, MAX_PATH, MAX_RANGES, MAX_REQUESTS, Request, of_tag};
-use crate::server::wait;
+use crate::request::{
+    FileRange, Kind, MAX_FILES, MAX_PATH, MAX_RANGES, MAX_REQUESTS, Request, of_answer, of_tag,
+};
 
 /// A connection with a file server.
 #[derive(Debug)]
 pub struct FileClient {
-    shared: Arc<Shared>,
+    agent: Arc<Agent>,
+    table: Arc<Table>,
     peer: Peer,
-    stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
     next: AtomicU64,
     /// The messages of one request are not mixed with those of another.
     sending: Mutex<()>,
 }
 
-#[derive(Debug)]
-struct Shared {
-    agent: Agent,
-    /// Requests without an answer.
+/// Requests without an answer. The agent's thread gives answers to their tickets.
+#[derive(Debug, Default)]
+struct Table {
     open: Mutex<HashMap<u64, Open>>,
     /// One of them has ended.
     ended: Condvar,
@@ -51,7 +47,7 @@ pub struct FileMemory(Arc<Exported>);
 
 #[derive(Debug)]
 struct Exported {
-    shared: Arc<Shared>,
+    agent: Arc<Agent>,
     name: String,
     view: View,
 }
@@ -65,7 +61,7 @@ impl FileMemory {
 
 impl Drop for Exported {
     fn drop(&mut self) {
-        self.shared.agent.withdraw(&self.name);
+        self.agent.withdraw(&self.name);
     }
 }
 
@@ -115,16 +111,11 @@ impl FileClient {
         let addrs: Vec<_> = resolved?.collect();
         let name = addrs.first().map_or_else(|| "an unknown host".to_owned(), ToString::to_string);
         let failed = |reason: String| ClientError::Connect { addr: name.clone(), reason };
-        let agent = Agent::new(device, "files", options).map_err(|error| failed(error.to_string()))?;
-        let events = agent.event_fd();
+        let table = Arc::new(Table::default());
+        let agent = Agent::new_with(device, "files", options, Box::new(Answers(table.clone())));
+        let agent = Arc::new(agent.map_err(|error| failed(error.to_string()))?);
         let peer = agent.connect(&addrs[..], timeout).map_err(|error| failed(error.to_string()))?;
-        let shared = Arc::new(Shared { agent, open: Mutex::default(), ended: Condvar::new() });
-        let stop = Arc::new(EventFd::new().map_err(|error| failed(error.to_string()))?);
-        let (told, with, stopped) = (shared.clone(), peer.clone(), stop.clone());
-        let run = move || told.run(&with, events, &stopped);
-        let thread = thread::Builder::new().name("nb-files".to_owned()).spawn(run);
-        let thread = Some(thread.map_err(|error| failed(error.to_string()))?);
-        Ok(Self { shared, peer, stop, thread, next: AtomicU64::new(1), sending: Mutex::default() })
+        Ok(Self { agent, table, peer, next: AtomicU64::new(1), sending: Mutex::default() })
     }
 
     /// Host memory that the client allocates, for the server.
@@ -132,7 +123,7 @@ impl FileClient {
     /// # Errors
     /// It cannot be registered.
     pub fn register(&self, len: usize) -> Result<FileMemory, ClientError> {
-        let view = self.shared.agent.register(len).map_err(|error| ClientError::Export(error.to_string()))?;
+        let view = self.agent.register(len).map_err(|error| ClientError::Export(error.to_string()))?;
         self.export(&view)
     }
 
@@ -143,14 +134,14 @@ impl FileClient {
     /// The device refuses.
     pub fn export(&self, view: &View) -> Result<FileMemory, ClientError> {
         let name = format!("memory-{}", self.next.fetch_add(1, Ordering::Relaxed));
-        let exported = self.shared.agent.export(&name, view);
+        let exported = self.agent.export(&name, view);
         exported.map_err(|error| ClientError::Export(error.to_string()))?;
-        Ok(FileMemory(Arc::new(Exported { shared: self.shared.clone(), name, view: view.clone() })))
+        Ok(FileMemory(Arc::new(Exported { agent: self.agent.clone(), name, view: view.clone() })))
     }
 
     /// The agent: it registers memory, and has counters.
     pub fn agent(&self) -> &Agent {
-        &self.shared.agent
+        &self.agent
     }
 
     /// The size of a file.
@@ -201,18 +192,18 @@ impl FileClient {
         let state = Arc::new(State { result: Mutex::default(), ended: Condvar::new() });
         let messages = request.message_count();
         let open = Open { state: state.clone(), messages, _memory: memory.cloned() };
-        self.shared.admit(id, open);
+        self.table.admit(id, open);
         let sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sent = request.messages().map(|message| self.peer.send_message(&message.encode()));
         let failed = sent.find_map(Result::err);
         drop(sending);
         if let Some(error) = failed {
-            self.shared.end(id, Err(error.clone().into()));
+            self.table.end(id, Err(error.clone().into()));
             return Err(error.into());
         }
         // The connection may have ended before the request was in the table.
         if self.peer.gone().is_some() {
-            self.shared.end_all(&self.peer);
+            self.table.end_all(&self.peer);
         }
         Ok(FileTicket(state))
     }
@@ -235,14 +226,12 @@ fn check(files: &[(&str, &[FileRange])], size: u64) -> Result<(), ClientError> {
 
 impl Drop for FileClient {
     fn drop(&mut self) {
-        self.stop.raise();
-        let _ = self.thread.take().map(JoinHandle::join);
-        self.shared.agent.close();
-        self.shared.end_all(&self.peer);
+        self.agent.close();
+        self.table.end_all(&self.peer);
     }
 }
 
-impl Shared {
+impl Table {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -255,34 +244,6 @@ impl Shared {
         };
         let waited = self.ended.wait_while(self.lock(), is_full);
         waited.unwrap_or_else(PoisonError::into_inner).insert(id, new);
-    }
-
-    /// The thread: gives answers to their tickets.
-    fn run(&self, peer: &Peer, events: RawFd, stop: &EventFd) {
-        while wait([events, stop.as_raw_fd()]) {
-            self.agent.take_events();
-            let is_gone = peer.gone().is_some();
-            // What came before the end counts.
-            self.take_answers();
-            if is_gone {
-                return self.end_all(peer);
-            }
-        }
-    }
-
-    fn take_answers(&self) {
-        while let Some(found) = self.agent.try_notification() {
-            let Some((id, size)) = of_tag(&found.tag) else { continue };
-            self.end(
-                id,
-                match found.outcome {
-                    Outcome::Complete { bytes } => Ok(Answer { bytes, size }),
-                    Outcome::Failed { reason } | Outcome::Aborted { reason } => {
-                        Err(ClientError::Refused(reason))
-                    }
-                },
-            );
-        }
     }
 
     fn end(&self, id: u64, result: Result<Answer, ClientError>) {
@@ -302,6 +263,31 @@ impl Shared {
                 Err(ClientError::Connect { addr, reason: format!("the connection ended: {reason}") }),
             );
         }
+    }
+}
+
+/// The table, as the agent's thread calls it.
+struct Answers(Arc<Table>);
+
+impl Handler for Answers {
+    /// The answer to a short read.
+    fn message(&self, _: &Peer, bytes: &[u8]) {
+        if let Some((id, bytes)) = of_answer(bytes) {
+            self.0.end(id, Ok(Answer { bytes, size: 0 }));
+        }
+    }
+
+    fn notification(&self, found: Notification) {
+        let Some((id, size)) = of_tag(&found.tag) else { return };
+        let result = match found.outcome {
+            Outcome::Complete { bytes } => Ok(Answer { bytes, size }),
+            Outcome::Failed { reason } | Outcome::Aborted { reason } => Err(ClientError::Refused(reason)),
+        };
+        self.0.end(id, result);
+    }
+
+    fn gone(&self, peer: &Peer) {
+        self.0.end_all(peer);
     }
 }
 

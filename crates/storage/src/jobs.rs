@@ -24,17 +24,16 @@ const BATCH_TIMEOUT: Duration = Duration::from_secs(30);
 /// What the jobs of a server share.
 #[derive(Debug)]
 pub(crate) struct Serving {
-    pub(crate) agent: Agent,
     pub(crate) root: Root,
     pub(crate) is_writable: bool,
     pub(crate) cache: Cache,
-    /// Requests that the thread that reads them has answered.
+    /// Requests that the agent's thread has answered.
     pub(crate) at_once: AtomicU64,
 }
 
 impl Serving {
     /// Carries out a request and answers it.
-    pub(crate) fn run(&self, peer: &Peer, request: &Request) {
+    pub(crate) fn run(&self, agent: &Agent, peer: &Peer, request: &Request) {
         let size = match (request.kind, request.files.first()) {
             (Kind::Stat, Some((path, _))) => cache::size_of(&self.root, path),
             (Kind::Stat, None) => Err("a request without a file".to_owned()),
@@ -44,8 +43,8 @@ impl Serving {
         let Ok(announcement) = peer.announce(&tag(request.id, *size.as_ref().unwrap_or(&0))) else { return };
         let result = size.and_then(|_| match request.kind {
             Kind::Stat => Ok(VecDeque::new()),
-            Kind::Read => self.read(peer, request, &announcement),
-            Kind::Write => self.write(peer, request, &announcement).map(|()| VecDeque::new()),
+            Kind::Read => self.read(agent, peer, request, &announcement),
+            Kind::Write => self.write(agent, peer, request, &announcement).map(|()| VecDeque::new()),
         });
         match result {
             Ok(under_way) => {
@@ -61,6 +60,7 @@ impl Serving {
     /// Submits all WRITEs; returns those that may not have ended.
     fn read(
         &self,
+        agent: &Agent,
         peer: &Peer,
         request: &Request,
         answer: &Announcement,
@@ -68,7 +68,7 @@ impl Serving {
         let remote = memory_of(peer, request)?;
         let mut under_way = VecDeque::new();
         for (path, ranges) in &request.files {
-            let file = self.cache.open(&self.root, &self.agent, path)?;
+            let file = self.cache.open(&self.root, agent, path)?;
             check(path, ranges, Some(file.size()), &remote)?;
             let Some(view) = &file.view else { continue };
             for batch in batches(ranges) {
@@ -84,13 +84,19 @@ impl Serving {
         Ok(under_way)
     }
 
-    fn write(&self, peer: &Peer, request: &Request, answer: &Announcement) -> Result<(), String> {
+    fn write(
+        &self,
+        agent: &Agent,
+        peer: &Peer,
+        request: &Request,
+        answer: &Announcement,
+    ) -> Result<(), String> {
         if !self.is_writable {
             return Err("this server's files are read-only (serve --write)".to_owned());
         }
         let remote = memory_of(peer, request)?;
         let len = usize::try_from(BATCH).unwrap_or(usize::MAX);
-        let buffer = self.agent.register(len).map_err(|error| error.to_string())?;
+        let buffer = agent.register(len).map_err(|error| error.to_string())?;
         for (path, ranges) in &request.files {
             check(path, ranges, None, &remote)?;
             let file =

@@ -37,8 +37,9 @@
 //! A room imports its own modules and lower ones.
 //!
 //! ```text
-//! client    server             the two ends
-//! jobs      cache              one request; open files
+//! client    server   reader    the two ends
+//! queue     short               requests in turn, and those that need none
+//! jobs      cache               one request; open files
 //! request   root   error       messages; a directory
 //! ```
 //!
@@ -48,6 +49,7 @@
 //! | `root` | files below a directory, and no others |
 //! | `cache`, `jobs`, `short` | mapped files; a request as a thread of the server carries it out |
 //! | `client`, `server` | the interface |
+//! | `reader` | requests, in the thread of the agent |
 #![deny(unsafe_code)]
 
 mod cache;
@@ -55,7 +57,11 @@ mod client;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+#[cfg(test)]
+mod hostile;
 mod jobs;
+mod queue;
+mod reader;
 mod request;
 #[allow(unsafe_code)] // one system call
 mod root;

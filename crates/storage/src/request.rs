@@ -2,7 +2,8 @@
 //!
 //! A request with few ranges of one file is one message, `Short`. Others are a sequence of messages
 //! with one number: `Begin`, then each `File` followed by the `Ranges` of it, then `Go`. The answer is
-//! the notification of a transfer whose tag begins with the number.
+//! the notification of a transfer whose tag begins with the number; of a read that needed no thread, a
+//! message with the number and the bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -175,6 +176,15 @@ pub(crate) fn tag(id: u64, size: u64) -> [u8; 16] {
 pub(crate) fn of_tag(tag: &[u8]) -> Option<(u64, u64)> {
     let (id, size) = tag.split_first_chunk::<8>()?;
     Some((u64::from_le_bytes(*id), u64::from_le_bytes(size.try_into().ok()?)))
+}
+
+/// The answer to a short read: the number of the request, and its bytes.
+pub(crate) fn answer(id: u64, bytes: u64) -> [u8; 16] {
+    tag(id, bytes)
+}
+
+pub(crate) fn of_answer(message: &[u8]) -> Option<(u64, u64)> {
+    of_tag(message)
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ use crate::error::AgentError;
 use crate::exports::{Export, Metadata};
 use crate::frame::{Frame, MAX_EXPORTS, MAX_NAME};
 use crate::greet::greet;
+use crate::handler::{Handler, Hooked};
+use crate::hook::Hooks;
 use crate::memory::{Foreign, Owner, View};
 use crate::notification::Notification;
 use crate::peer::Peer;
@@ -95,6 +97,28 @@ impl Agent {
     /// # Errors
     /// The name is too long, or there can be no thread.
     pub fn new(device: &Device, name: &str, options: AgentOptions) -> Result<Self, AgentError> {
+        Self::start(device, name, options, None)
+    }
+
+    /// As [`new`](Self::new), with a handler that the agent's thread calls.
+    ///
+    /// # Errors
+    /// As for `new`.
+    pub fn new_with(
+        device: &Device,
+        name: &str,
+        options: AgentOptions,
+        handler: Box<dyn Handler>,
+    ) -> Result<Self, AgentError> {
+        Self::start(device, name, options, Some(handler))
+    }
+
+    fn start(
+        device: &Device,
+        name: &str,
+        options: AgentOptions,
+        handler: Option<Box<dyn Handler>>,
+    ) -> Result<Self, AgentError> {
         if name.len() > MAX_NAME {
             return Err(AgentError::Name(name.len()));
         }
@@ -102,7 +126,8 @@ impl Agent {
             return Err(AgentError::Silence);
         }
         let generation = RandomState::new().hash_one(std::process::id());
-        let shared = Arc::new(Shared::new(name.to_owned(), generation, options.silence)?);
+        let hooks = handler.map(|handler| -> Arc<dyn Hooks> { Arc::new(Hooked(handler)) });
+        let shared = Arc::new(Shared::new(name.to_owned(), generation, options.silence, hooks)?);
         let service = Service::new(shared.clone());
         let service = std::thread::Builder::new().name("nb-transfer".to_owned()).spawn(|| service.run())?;
         Ok(Self {
@@ -124,8 +149,26 @@ impl Agent {
         addr: impl ToSocketAddrs,
         options: AgentOptions,
     ) -> Result<Self, AgentError> {
-        let mut agent = Self::new(device, name, options)?;
-        let listener = device.listen_with(addr, &agent.options.connect_options(GREET_WITHIN))?;
+        Self::new(device, name, options)?.listen(addr)
+    }
+
+    /// As [`listening`](Self::listening), with a handler that the agent's thread calls.
+    ///
+    /// # Errors
+    /// As for `listening`.
+    pub fn listening_with(
+        device: &Device,
+        name: &str,
+        addr: impl ToSocketAddrs,
+        options: AgentOptions,
+        handler: Box<dyn Handler>,
+    ) -> Result<Self, AgentError> {
+        Self::new_with(device, name, options, handler)?.listen(addr)
+    }
+
+    fn listen(mut self, addr: impl ToSocketAddrs) -> Result<Self, AgentError> {
+        let agent = &mut self;
+        let listener = agent.device.listen_with(addr, &agent.options.connect_options(GREET_WITHIN))?;
         let (addr, stop) = (listener.local_addr(), Arc::new(EventFd::new()?));
         let _ = agent.shared.listens.set(addr); // the agent is new
         let (shared, stopped) = (agent.shared.clone(), stop.clone());
@@ -134,7 +177,7 @@ impl Agent {
         let thread =
             Mutex::new(Some(std::thread::Builder::new().name("nb-accept".to_owned()).spawn(accept)?));
         agent.acceptor = Some(Acceptor { addr, stop, thread });
-        Ok(agent)
+        Ok(self)
     }
 
     /// Its name.
@@ -404,6 +447,10 @@ fn welcome(listener: &Listener, shared: &Arc<Shared>, stream: TcpStream, addr: S
     };
     let peer = arrival.peer.clone();
     shared.push([Command::Add(Box::new(arrival))]);
+    // A handler knows its peers by what they send.
+    if shared.hook.get().is_some() {
+        return;
+    }
     let mut arrived = shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
     // An application that never accepts does not collect them.
     arrived.retain(|peer| peer.state().gone.is_none());

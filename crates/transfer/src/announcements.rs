@@ -16,6 +16,8 @@ struct Announcement {
     bytes: u64,
     failed: Option<(bool, String)>,
     is_finished: bool,
+    /// The frame that ends it is on its way.
+    is_told: bool,
 }
 
 /// Announcements that have not ended. The peer grants credit: one for each notification that it has
@@ -86,15 +88,22 @@ impl Announcements {
     }
 
     fn end_frame(&mut self, id: u64) -> Option<Frame> {
-        let announcement = self.by_id.get(&id)?;
-        if announcement.tag.is_some() || !announcement.is_finished || announcement.jobs > 0 {
+        let announcement = self.by_id.get_mut(&id)?;
+        let is_open = announcement.tag.is_some() || !announcement.is_finished || announcement.jobs > 0;
+        if is_open || std::mem::replace(&mut announcement.is_told, true) {
             return None;
         }
-        let Announcement { bytes, failed, .. } = self.by_id.remove(&id)?;
-        Some(match failed {
-            None => Frame::Done { id, bytes },
-            Some((is_aborted, reason)) => Frame::Failed { id, is_aborted, reason: printable(&reason) },
+        Some(match &announcement.failed {
+            None => Frame::Done { id, bytes: announcement.bytes },
+            Some((is_aborted, reason)) => {
+                Frame::Failed { id, is_aborted: *is_aborted, reason: printable(reason) }
+            }
         })
+    }
+
+    /// The peer has the frame that ends it.
+    pub(crate) fn forget(&mut self, id: u64) {
+        self.by_id.remove(&id);
     }
 
     /// Ends all; those that the peer knows of, in order.
@@ -131,6 +140,7 @@ mod tests {
         let done = announcements.end_job(1, &Ok(Summary { bytes: 5, pieces: 1 }));
         assert_eq!(done, Some(Frame::Done { id: 1, bytes: 5 }));
         assert!(announcements.submit(1, 11), "it has ended");
+        (1..3).for_each(|id| announcements.forget(id));
         assert!(announcements.take_announced().is_empty(), "the peer has not heard of the third one");
     }
 }

@@ -1,4 +1,5 @@
-//! Frames of the side channel between two agents.
+//! Frames between two agents. The hello, keep-alives and the end use the side channel, all others the
+//! first lane.
 
 use std::net::SocketAddr;
 
@@ -6,7 +7,7 @@ use nobounce::RemoteRegion;
 use serde::{Deserialize, Serialize};
 
 /// Incremented when frames change.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Longest tag of a notification.
 pub const MAX_TAG: usize = 256;
 /// Longest name of an agent or a region.

@@ -9,6 +9,7 @@ use nobounce::Connection;
 
 use crate::error::AgentError;
 use crate::frame::{Frame, MAX_NAME, VERSION};
+use crate::frame_lane::FrameLane;
 use crate::service::wait;
 use crate::shared::{Arrival, Origin, PeerShared, Shared, SideChannel};
 use crate::wire::{Wire, WireError};
@@ -25,6 +26,8 @@ pub(crate) fn greet(
     let ip = connection.peer_control_addr();
     let addr = ip.map_or_else(|| "?".to_owned(), |addr| addr.to_string());
     let failed = |what: String| AgentError::NoAgent { addr: addr.clone(), what };
+    // The peer sends frames as soon as it has the hello.
+    let frames = FrameLane::new(connection.device(), &connection).map_err(failed)?;
     let (stream, received) = connection.side_channel().map_err(|error| failed(error.to_string()))?;
     let stream = SideChannel::new(stream);
     stream.set_nonblocking(true).map_err(|error| failed(error.to_string()))?;
@@ -35,7 +38,7 @@ pub(crate) fn greet(
             let origin = ip.zip(listens).map(|(addr, listens)| Origin { ip: addr.ip(), host, listens });
             let peer = Arc::new(PeerShared::new(shared.number(), name, generation, addr, origin));
             let silence = Duration::from_millis(silence_ms).max(MIN_SILENCE);
-            Ok(Arrival { peer, connection, stream, wire, silence })
+            Ok(Arrival { peer, connection, frames, stream, wire, silence })
         }
         Frame::Hello { version, .. } => {
             Err(failed(format!("it speaks version {version}, this agent {VERSION}: use the same nobounce")))
@@ -65,7 +68,7 @@ fn first_frame(wire: &mut Wire, stream: &TcpStream, deadline: Instant) -> Result
     };
     loop {
         wire.flush(stream).map_err(said)?;
-        if let Some(frame) = wire.next().map_err(said)? {
+        if let Some(frame) = wire.next_frame().map_err(|error| said(error.into()))? {
             return Ok(frame);
         }
         if wire.fill(stream).map_err(said)? > 0 {

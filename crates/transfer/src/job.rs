@@ -36,6 +36,8 @@ pub(crate) struct Job {
     pub(crate) direction: Direction,
     pub(crate) parts: Vec<JobPart>,
     pub(crate) announcement: Option<u64>,
+    /// Sent behind its bytes, for the application of the peer.
+    pub(crate) message: Option<Vec<u8>>,
     /// What it waits for before its first request.
     gate: Option<Gate>,
     pub(crate) bytes: u64,
@@ -43,6 +45,9 @@ pub(crate) struct Job {
     next: (usize, usize, u64),
     /// Batches that are posted and not completed.
     pub(crate) posted: usize,
+    /// The peer is told of its end already: all of it is posted, and only the end of the link can stop
+    /// it. The frame that tells it, if that was posted with it, ends there.
+    pub(crate) counted: Option<Option<u64>>,
     pub(crate) failed: Option<TransferError>,
 }
 
@@ -77,7 +82,19 @@ impl Job {
         announcement: Option<u64>,
         gate: Option<Gate>,
     ) -> Self {
-        Self { state, direction, parts, announcement, gate, bytes, next: (0, 0, 0), posted: 0, failed: None }
+        Self {
+            state,
+            direction,
+            parts,
+            announcement,
+            gate,
+            bytes,
+            message: None,
+            next: (0, 0, 0),
+            posted: 0,
+            counted: None,
+            failed: None,
+        }
     }
 
     /// Whether it may be posted. One that will never be has failed then.

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use nobounce::{Connection, Status};
-use nobounce_nic::work::WorkCompletion;
+use nobounce_nic::work::{Operation, SendRequest, WorkCompletion};
 
+use crate::frame_lane::{FrameLane, SENDS};
 use crate::job::{Job, Request};
 
 /// Requests of one batch; only the last one is signaled.
@@ -17,7 +18,8 @@ const FETCH: usize = 64;
 
 #[derive(Debug)]
 struct Batch {
-    job: u64,
+    /// `None`: frames.
+    job: Option<u64>,
     requests: usize,
     bytes: u64,
 }
@@ -29,10 +31,10 @@ struct LaneState {
     bytes: u64,
 }
 
-/// A batch that ended.
+/// A batch that ended; frames only if they failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchEnd {
-    pub(crate) job: u64,
+    pub(crate) job: Option<u64>,
     pub(crate) status: Status,
 }
 
@@ -54,11 +56,16 @@ impl Lanes {
         self.lanes.iter().all(|lane| lane.batches.is_empty())
     }
 
-    /// Of the lanes with room for a batch, the one with the fewest bytes outstanding.
+    /// Whether all requests have one order.
+    pub(crate) fn is_single(&self) -> bool {
+        self.lanes.len() == 1
+    }
+
+    /// Of the lanes with room for a batch and for frames, the one with the fewest bytes outstanding.
     pub(crate) fn with_room(&self, connection: &Connection) -> Option<usize> {
         let has_room = |(index, lane): &(usize, &LaneState)| {
             let depth = connection.qp(*index).limits().send_depth;
-            lane.batches.is_empty() || (lane.requests + BATCH <= depth && lane.bytes < MAX_BYTES)
+            lane.batches.is_empty() || (lane.requests + BATCH + SENDS <= depth && lane.bytes < MAX_BYTES)
         };
         let least = self.lanes.iter().enumerate().filter(has_room).min_by_key(|(_, lane)| lane.bytes);
         least.map(|(index, _)| index)
@@ -86,28 +93,64 @@ impl Lanes {
         let sends: Vec<_> =
             sends.map(|(at, request)| request.as_send(job.state.id, at + 1 == count)).collect();
         qp.post_sends(&sends).map_err(|(_, error)| error.to_string())?;
-        lane.batches.push_back(Batch { job: job.state.id, requests: count, bytes });
+        lane.batches.push_back(Batch { job: Some(job.state.id), requests: count, bytes });
         lane.requests += count;
         lane.bytes += bytes;
         job.posted += 1;
         Ok(())
     }
 
-    /// Fetches completions. A failed request is the end of its lane, and of all batches behind it.
+    /// Sends frames behind all requests of the first lane, as far as there is room.
     ///
     /// # Errors
-    /// The device lost completions, or is gone.
-    pub(crate) fn poll(&mut self, connection: &Connection, ended: &mut Vec<BatchEnd>) -> Result<(), String> {
+    /// The device refused.
+    pub(crate) fn post_frames(
+        &mut self,
+        connection: &Connection,
+        frames: &mut FrameLane,
+    ) -> Result<bool, String> {
+        let (lane, qp) = (&mut self.lanes[0], connection.qp(0));
+        let mut is_busy = false;
+        while lane.requests < qp.limits().send_depth
+            && let Some(sge) = frames.next_send()?
+        {
+            let send = SendRequest::new(0, Operation::Send, std::slice::from_ref(&sge));
+            qp.post_sends(&[send]).map_err(|(_, error)| error.to_string())?;
+            lane.batches.push_back(Batch { job: None, requests: 1, bytes: 0 });
+            lane.requests += 1;
+            is_busy = true;
+        }
+        Ok(is_busy)
+    }
+
+    /// Fetches completions, and returns whether there were any. A failed request is the end of its
+    /// lane, and of all batches behind it.
+    ///
+    /// # Errors
+    /// The device lost completions, or is gone; or the peer sent something else than frames.
+    pub(crate) fn poll(
+        &mut self,
+        connection: &Connection,
+        frames: &mut FrameLane,
+        ended: &mut Vec<BatchEnd>,
+    ) -> Result<bool, String> {
         self.fetched.clear();
         connection.cq().poll_awake(&mut self.fetched, FETCH).map_err(|error| error.to_string())?;
         for work in &self.fetched {
+            if FrameLane::is_receive(work) {
+                frames.receive(connection, work)?;
+                continue;
+            }
             let index = (0..self.lanes.len()).find(|index| connection.qp(*index).qpn() == work.qpn);
             let Some(lane) = index.map(|index| &mut self.lanes[index]) else { continue };
             let Some(batch) = lane.batches.pop_front() else { continue };
             lane.requests -= batch.requests;
             lane.bytes -= batch.bytes;
-            ended.push(BatchEnd { job: batch.job, status: work.status });
+            match (batch.job, work.status) {
+                (None, Status::Success) => frames.end_send(),
+                (job, status) => ended.push(BatchEnd { job, status }),
+            }
         }
-        Ok(())
+        Ok(!self.fetched.is_empty())
     }
 }

@@ -42,18 +42,19 @@
 //!
 //! ```text
 //! agent   connecting               Agent, the accepting thread
+//! handler                          what the agent's thread calls
 //! peer                             Peer: submits commands
 //! service   link   lanes   endings the agent's thread: posts, polls, frames
 //! greet     announcements
-//! shared    job   transfer         what both sides know
-//! memory    exports   notification  wire
+//! shared    hook  job   transfer   what both sides know
+//! memory    exports   notification  wire   frame_lane
 //! pieces    frame   error
 //! ```
 //!
 //! | room | what |
 //! |---|---|
 //! | `pieces` | page lists, strides, merging |
-//! | `frame`, `wire` | the protocol of the TCP side channel |
+//! | `frame`, `wire`, `frame_lane` | the protocol, and its ways: the TCP side channel, the first lane |
 //! | `link`, `lanes` | one peer in the agent's thread |
 //! | `agent`, `peer` | the interface |
 #![deny(unsafe_code)]
@@ -65,9 +66,12 @@ mod endings;
 mod error;
 mod exports;
 mod frame;
+mod frame_lane;
 #[doc(hidden)]
 pub mod fuzzing;
 mod greet;
+mod handler;
+mod hook;
 #[cfg(test)]
 mod hostile;
 mod job;
@@ -88,6 +92,7 @@ pub use agent::{Agent, AgentOptions};
 pub use connecting::Attempt;
 pub use error::{AgentError, Gone, TransferError};
 pub use frame::{MAX_MESSAGE, MAX_NAME, MAX_TAG};
+pub use handler::Handler;
 pub use job::{Direction, Gate};
 pub use memory::{Foreign, Owner, View};
 pub use message::MAX_UNREAD;

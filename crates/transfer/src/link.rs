@@ -1,8 +1,9 @@
 //! A peer as the agent's thread serves it: frames, jobs and announcements.
 
+mod end;
+mod frames;
+
 use std::collections::{HashMap, VecDeque};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,29 +12,22 @@ use nobounce::{Connection, Status};
 
 use crate::announcements::Announcements;
 use crate::error::{Gone, TransferError};
-use crate::frame::{Frame, MAX_EXPORTS, printable};
+use crate::frame::Frame;
+use crate::frame_lane::FrameLane;
 use crate::job::Job;
 use crate::lanes::{BatchEnd, Lanes};
-use crate::notification::{self, Announced, MAX_CREDIT, MAX_OF_PEER, Outcome};
-use crate::service::wait;
-use crate::shared::{Arrival, Event, PeerShared, Shared, SideChannel};
+use crate::notification::{Announced, MAX_CREDIT, MAX_OF_PEER};
+use crate::shared::{Arrival, PeerShared, Shared, SideChannel};
 use crate::transfer::{EVER, Summary, TransferState};
-use crate::wire::{Wire, WireError};
+use crate::wire::{MAX_UNSENT, Wire, WireError};
 
-/// Poll interval of the side channel while requests are outstanding.
+/// Poll interval of the side channel, and of idle lanes, while the thread is busy.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
-
-/// Reads of the side channel in one turn.
-const MAX_READS: usize = 4;
 /// Poll interval of gates.
 const GATE_INTERVAL: Duration = Duration::from_micros(100);
 
-/// Late frames are counted until the peer pauses for so long, or has sent so many bytes.
-const LATE_PAUSE: Duration = Duration::from_millis(10);
-const MAX_LATE_BYTES: usize = 64 << 20;
-
-/// A transfer that has ended, and its peer must be told first: when so many bytes of the side channel
-/// have left.
+/// A transfer that has ended, and its peer must be told first: when it has acknowledged so many bytes of
+/// frames.
 #[derive(Debug)]
 struct Ending {
     after: u64,
@@ -45,6 +39,7 @@ struct Ending {
 pub(crate) struct Link {
     // Dropped first: no request reaches the memory of a job that is dropped.
     pub(crate) connection: Connection,
+    frames: FrameLane,
     pub(crate) stream: SideChannel,
     pub(crate) peer: Arc<PeerShared>,
     shared: Arc<Shared>,
@@ -58,6 +53,8 @@ pub(crate) struct Link {
     /// Announcements that the peer may still send.
     credit: usize,
     endings: VecDeque<Ending>,
+    /// Announcements that have ended, and the bytes of frames until then.
+    told: VecDeque<(u64, u64)>,
     ended: Vec<BatchEnd>,
     heard: Instant,
     sent: Instant,
@@ -65,7 +62,13 @@ pub(crate) struct Link {
     silence: Duration,
     /// Interval of keep-alive frames: in time for the limits of both ends.
     pub(crate) alive_every: Duration,
-    pub(crate) is_armed: bool,
+    /// The next completion raises an event.
+    is_armed: bool,
+    /// It was armed just now: completions before that raise none.
+    is_unchecked: bool,
+    /// Frames came or went since the thread slept.
+    is_talking: bool,
+    is_ending: bool,
 }
 
 impl Link {
@@ -74,6 +77,7 @@ impl Link {
         Self {
             lanes: Lanes::new(&arrival.connection),
             connection: arrival.connection,
+            frames: arrival.frames,
             stream: arrival.stream,
             peer: arrival.peer,
             shared: shared.clone(),
@@ -84,6 +88,7 @@ impl Link {
             announced: Announced::default(),
             credit: 0,
             endings: VecDeque::new(),
+            told: VecDeque::new(),
             ended: Vec::new(),
             heard: now,
             sent: now,
@@ -91,15 +96,32 @@ impl Link {
             silence,
             alive_every: silence.min(arrival.silence) / 5,
             is_armed: false,
+            is_unchecked: false,
+            is_talking: false,
+            is_ending: false,
         }
     }
 
-    pub(crate) fn has_requests(&self) -> bool {
-        !self.lanes.are_idle()
+    /// Whether a completion is likely soon: of a request, or an answer of the peer.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_talking || !self.lanes.are_idle()
     }
 
-    pub(crate) fn has_work(&self) -> bool {
-        !self.lanes.are_idle() || !self.queue.is_empty()
+    /// The thread is going to sleep; it polls once more first.
+    pub(crate) fn prepare_sleep(&mut self) {
+        self.is_talking = false;
+        if self.is_armed {
+            self.connection.cq().pause_polling();
+        } else {
+            self.connection.cq().request_notify(false);
+            (self.is_armed, self.is_unchecked) = (true, true);
+        }
+    }
+
+    /// The descriptor of completions is readable.
+    pub(crate) fn take_event(&mut self) {
+        self.connection.channel().take();
+        self.is_armed = false;
     }
 
     pub(crate) fn has_unsent(&self) -> bool {
@@ -119,9 +141,18 @@ impl Link {
         if has_gates { life.min(Instant::now() + GATE_INTERVAL) } else { life }
     }
 
-    pub(crate) fn send(&mut self, frame: &Frame) {
-        self.wire.push(frame);
+    /// Returns the bytes of frames until its end.
+    pub(crate) fn send(&mut self, frame: &Frame) -> u64 {
+        self.frames.push(frame);
         self.sent = Instant::now();
+        self.frames.progress().0
+    }
+
+    /// The frame that ends an announcement: returns the bytes of frames until then.
+    fn send_end(&mut self, id: u64, frame: &Frame) -> u64 {
+        let after = self.send(frame);
+        self.told.push_back((after, id));
+        after
     }
 
     pub(crate) fn announce(&mut self, id: u64, tag: Vec<u8>) {
@@ -133,7 +164,9 @@ impl Link {
     fn announce_waiting(&mut self) {
         while let Some((announcement, end, held)) = self.announcements.announce() {
             self.send(&announcement);
-            end.iter().for_each(|end| self.send(end));
+            if let (Some(end), Frame::Announce { id, .. }) = (end, announcement) {
+                self.send_end(id, &end);
+            }
             self.queue.extend(held);
         }
     }
@@ -155,7 +188,7 @@ impl Link {
 
     pub(crate) fn finish(&mut self, id: u64, abort: Option<String>) {
         if let Some(end) = self.announcements.finish(id, abort) {
-            self.send(&end);
+            self.send_end(id, &end);
         }
     }
 
@@ -179,27 +212,50 @@ impl Link {
 
     /// Carries on; returns whether anything happened.
     pub(crate) fn turn(&mut self, now: Instant) -> Result<bool, Gone> {
+        let is_due = now.saturating_duration_since(self.polled) >= POLL_INTERVAL;
+        // Polls of an armed queue do not keep the engine thread from driving, too.
+        if self.is_waiting() && self.is_armed && !self.is_unchecked {
+            self.connection.cq().cancel_notify();
+            self.is_armed = false;
+        }
         let mut is_busy = false;
-        if now.saturating_duration_since(self.polled) >= POLL_INTERVAL {
+        if !self.is_armed || is_due || std::mem::take(&mut self.is_unchecked) {
+            is_busy |= self.complete()?;
+        }
+        if is_due {
             self.polled = now;
             is_busy |= self.receive(now)?;
         }
-        is_busy |= self.post()?;
-        if !self.lanes.are_idle() {
-            is_busy |= self.complete()?;
+        // An announcement leaves before the first byte of its transfers.
+        is_busy |= self.post_frames()?;
+        if self.frames.unsent() == 0 {
+            is_busy |= self.post()?;
         }
-        self.flush(now)?;
+        is_busy |= self.flush(now)?;
         Ok(is_busy)
     }
 
-    fn flush(&mut self, now: Instant) -> Result<(), Gone> {
-        let flushed = self.wire.flush(&self.stream);
-        let (_, sent) = self.wire.progress();
-        while self.endings.front().is_some_and(|ending| ending.after <= sent) {
+    fn post_frames(&mut self) -> Result<bool, Gone> {
+        let is_busy = self.lanes.post_frames(&self.connection, &mut self.frames).map_err(Gone::Broken)?;
+        self.is_talking |= is_busy;
+        Ok(is_busy)
+    }
+
+    /// Sends frames, and ends what the peer has been told of.
+    fn flush(&mut self, now: Instant) -> Result<bool, Gone> {
+        let is_busy = self.post_frames()?;
+        let (_, acknowledged) = self.frames.progress();
+        while self.told.front().is_some_and(|(after, _)| *after <= acknowledged) {
+            self.told.pop_front().iter().for_each(|(_, id)| self.announcements.forget(*id));
+        }
+        while self.endings.front().is_some_and(|ending| ending.after <= acknowledged) {
             let Some(Ending { state, result, .. }) = self.endings.pop_front() else { break };
             self.shared.end(&state, result);
         }
-        let Err(error) = flushed else { return Ok(()) };
+        if self.frames.unsent() > MAX_UNSENT {
+            return Err(Gone::NotReading(self.frames.unsent()));
+        }
+        let Err(error) = self.wire.flush(&self.stream) else { return Ok(is_busy) };
         // The peer may have said why before it went.
         self.receive(now)?;
         Err(gone(&error))
@@ -209,7 +265,8 @@ impl Link {
     pub(crate) fn keep_alive(&mut self, now: Instant) -> Result<(), Gone> {
         self.grant();
         if now >= self.sent + self.alive_every {
-            self.send(&Frame::KeepAlive);
+            self.wire.push(&Frame::KeepAlive);
+            self.sent = now;
             self.flush(now)?;
         }
         if now < self.heard + self.silence {
@@ -217,79 +274,6 @@ impl Link {
         }
         // It may be this process that was stopped: what has arrived meanwhile counts.
         if self.receive(now)? { Ok(()) } else { Err(Gone::Silent(self.silence)) }
-    }
-
-    fn receive(&mut self, now: Instant) -> Result<bool, Gone> {
-        let (mut has_heard, mut end) = (false, None);
-        // Frames of the handshake's last read come first. A peer that never stops gets its turn again.
-        for _ in 0..MAX_READS {
-            while let Some(frame) = self.wire.next().map_err(|error| gone(&error))? {
-                has_heard = true;
-                self.take(frame)?;
-            }
-            if let Some(end) = end {
-                return Err(end);
-            }
-            match self.wire.fill(&self.stream) {
-                Ok(0) => break,
-                Ok(_) => has_heard = true,
-                Err(error) => end = Some(gone(&error)),
-            }
-        }
-        if has_heard {
-            self.heard = now;
-        }
-        Ok(has_heard)
-    }
-
-    fn take(&mut self, frame: Frame) -> Result<(), Gone> {
-        match frame {
-            Frame::Hello { .. } => return Err(Gone::Protocol("a second hello")),
-            Frame::Export { name, version, region } => {
-                let is_new = !self.peer.state().exports.contains_key(&name);
-                if is_new && self.peer.state().exports.len() >= MAX_EXPORTS {
-                    return Err(Gone::Protocol("too many regions exported"));
-                }
-                self.peer.change(|state| state.export(name, version, region));
-                self.shared.tell(Event::Peer);
-            }
-            Frame::Withdraw { name, version } => {
-                self.peer.change(|state| state.withdraw(&name, version));
-                self.shared.tell(Event::Peer);
-            }
-            Frame::Version { version } => self.peer.change(|state| state.version = version),
-            Frame::Announce { id, tag } => {
-                if self.credit == 0 {
-                    return Err(Gone::Protocol("more transfers announced than were granted"));
-                }
-                self.announced.add(id, tag).map_err(Gone::Protocol)?;
-                self.credit -= 1;
-                self.grant();
-            }
-            Frame::Credit { count } => {
-                self.announcements.grant(count);
-                self.announce_waiting();
-            }
-            Frame::Done { id, bytes } => self.notify(id, Outcome::Complete { bytes })?,
-            Frame::Failed { id, is_aborted, reason } => {
-                self.notify(id, notification::failure(is_aborted, &reason))?;
-            }
-            Frame::Message { bytes } => {
-                if !self.shared.inbox.add(&self.peer, bytes) {
-                    return Err(Gone::Protocol("more messages than this agent's application takes"));
-                }
-                self.shared.tell(Event::Message);
-            }
-            Frame::KeepAlive => {}
-            Frame::Bye => return Err(Gone::Closed),
-        }
-        Ok(())
-    }
-
-    fn notify(&mut self, id: u64, outcome: Outcome) -> Result<(), Gone> {
-        let (tag, outcome) = self.announced.end(id, outcome).map_err(Gone::Protocol)?;
-        self.shared.notify(&self.peer, tag, outcome, None);
-        Ok(())
     }
 
     fn post(&mut self) -> Result<bool, Gone> {
@@ -302,7 +286,7 @@ impl Link {
                 self.queue.pop_front();
                 continue;
             };
-            if job.state.is_cancelled() && job.failed.is_none() {
+            if job.state.is_cancelled() && job.failed.is_none() && job.counted.is_none() {
                 job.failed = Some(TransferError::Cancelled);
             }
             if !job.is_open() {
@@ -320,17 +304,42 @@ impl Link {
                 self.queue.push_back(id);
             } else if job.posted == 0 {
                 self.end_job(id);
+            } else if self.lanes.is_single() {
+                self.count_posted(id);
             }
         }
         Ok(is_busy)
     }
 
+    /// All of a transfer is posted on the only lane: the frame that ends its announcement follows its
+    /// bytes there, and need not wait for their completion.
+    fn count_posted(&mut self, id: u64) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if let Some(bytes) = job.message.take_if(|_| job.failed.is_none()) {
+            job.counted = Some(None);
+            let after = self.send(&Frame::Message { bytes });
+            self.jobs.entry(id).and_modify(|job| job.counted = Some(Some(after)));
+            return;
+        }
+        let Some(number) = job.announcement.filter(|_| job.failed.is_none() && job.counted.is_none()) else {
+            return;
+        };
+        job.counted = Some(None);
+        let result = job.result();
+        let Some(frame) = self.announcements.end_job(number, &result) else { return };
+        let after = self.send_end(number, &frame);
+        self.jobs.entry(id).and_modify(|job| job.counted = Some(Some(after)));
+    }
+
     fn complete(&mut self) -> Result<bool, Gone> {
         let mut ended = std::mem::take(&mut self.ended);
-        let polled = self.lanes.poll(&self.connection, &mut ended);
-        let is_busy = !ended.is_empty();
-        let mut broken = polled.map_err(Gone::Broken);
+        let polled = self.lanes.poll(&self.connection, &mut self.frames, &mut ended);
+        let mut broken = polled.clone().map_err(Gone::Broken).and_then(|_| self.take_frames());
         for BatchEnd { job: id, status } in ended.drain(..) {
+            let Some(id) = id else {
+                broken = broken.and_then(|()| Err(self.stop(None, status)));
+                continue;
+            };
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.posted -= 1;
             // Flushed batches of a job may come before its last good one: after a failure none ends well.
@@ -338,17 +347,17 @@ impl Link {
                 continue;
             }
             if status != Status::Success {
-                broken = Err(self.stop(id, status));
+                broken = Err(self.stop(Some(id), status));
             } else if job.posted == 0 && job.is_exhausted() {
                 self.end_job(id);
             }
         }
         self.ended = ended;
-        broken.map(|()| is_busy)
+        broken.map(|()| polled.unwrap_or(false))
     }
 
-    /// A request of this job failed. The job gets the reason; the link ends.
-    fn stop(&mut self, id: u64, status: Status) -> Gone {
+    /// A request of this job, or frames, failed. The job gets the reason; the link ends.
+    fn stop(&mut self, id: Option<u64>, status: Status) -> Gone {
         if status == Status::RetryExceeded {
             return Gone::Silent(self.silence);
         }
@@ -357,7 +366,7 @@ impl Link {
             Status::RemoteAccess => TransferError::RemoteAccess { peer },
             _ => TransferError::Failed { peer, status },
         };
-        if let Some(job) = self.jobs.get_mut(&id) {
+        if let Some(job) = id.and_then(|id| self.jobs.get_mut(&id)) {
             job.failed = Some(error.clone());
         }
         Gone::Broken(error.to_string())
@@ -365,7 +374,7 @@ impl Link {
 
     /// All requests of this job have ended.
     fn end_job(&mut self, id: u64) {
-        let Some(job) = self.jobs.remove(&id) else { return };
+        let Some(mut job) = self.jobs.remove(&id) else { return };
         let result = job.result();
         self.shared.count(|counters| match &result {
             Ok(summary) => {
@@ -374,90 +383,20 @@ impl Link {
             }
             Err(_) => counters.failed += 1,
         });
-        let told = job.announcement.and_then(|number| self.announcements.end_job(number, &result));
+        let announcement = job.announcement.filter(|_| job.counted.is_none());
+        // The application may exit as soon as it hears of the end: the peer has the frame before.
+        let told =
+            announcement.and_then(|number| Some((number, self.announcements.end_job(number, &result)?)));
+        let told = told.map(|(number, frame)| self.send_end(number, &frame));
+        let message = job.message.take_if(|_| result.is_ok());
+        let sent = message.map(|bytes| self.send(&Frame::Message { bytes }));
+        let after = told.or(sent).or(job.counted.flatten());
         // The memory is released before the application hears of the end.
         let state = job.state.clone();
         drop(job);
-        let Some(frame) = told else { return self.shared.end(&state, result) };
-        // The application may exit as soon as it hears of it: the frame leaves first.
-        self.send(&frame);
-        let (after, _) = self.wire.progress();
-        self.endings.push_back(Ending { after, state, result });
-    }
-
-    /// The peer is gone: from now on the application knows.
-    pub(crate) fn note_end(&self, reason: &Gone) {
-        self.peer.change(|state| {
-            state.exports.clear();
-            state.gone.get_or_insert_with(|| reason.clone());
-        });
-        self.shared.tell(Event::Peer);
-    }
-
-    /// The peer is gone: all that waits for it ends. The queue pairs go first, so no late packet
-    /// reaches memory of the application.
-    pub(crate) fn end(mut self, reason: &Gone) {
-        if matches!(reason, Gone::Broken(_) | Gone::ClosedHere | Gone::Protocol(_)) {
-            self.send_failures(reason);
-        }
-        let Self { connection, stream, peer, shared, mut wire, jobs, endings, mut announced, .. } = self;
-        drop(connection);
-        let gone = TransferError::PeerGone { peer: peer.name.clone(), reason: reason.clone() };
-        shared.count(|counters| counters.failed += jobs.len() as u64);
-        for (_, job) in jobs {
-            let (state, error) = (job.state.clone(), job.failed.clone().unwrap_or_else(|| gone.clone()));
-            drop(job);
-            shared.end(&state, Err(error));
-        }
-        // Their bytes are there, but the peer may never hear of it.
-        let (_, sent) = wire.progress();
-        for Ending { after, state, result } in endings {
-            shared.end(&state, if after <= sent { result } else { Err(gone.clone()) });
-        }
-        for (tag, outcome) in announced.abort(reason) {
-            shared.notify(&peer, tag, outcome, Some(reason.clone()));
-        }
-        shared.release(&peer, self.credit);
-        shared.inbox.forget(&peer);
-        tracing::debug!(peer = peer.name, "the peer is gone: {reason}");
-        let _ = stream.shutdown(Shutdown::Write); // it may be closed already
-        let late = count_late_frames(&mut wire, &stream);
-        shared.count(|counters| counters.late_frames += late);
-    }
-
-    /// Failures of transfers whose cause the peer does not know, and the end.
-    fn send_failures(&mut self, reason: &Gone) {
-        for id in self.announcements.take_announced() {
-            let of = |job: &&Job| job.announcement == Some(id) && job.failed.is_some();
-            let own = self.jobs.values().find(of).and_then(|job| job.failed.as_ref());
-            let is_aborted = own.is_none();
-            let reason = own.map_or_else(|| reason.to_string(), ToString::to_string);
-            self.wire.push(&Frame::Failed { id, is_aborted, reason: printable(&reason) });
-        }
-        self.wire.push(&Frame::Bye);
-        // What the socket does not take is lost; the peer reports its transfers as aborted then.
-        let _ = self.wire.flush(&self.stream);
-    }
-}
-
-/// Frames that come after the decision, until the peer pauses. They have no effect.
-fn count_late_frames(wire: &mut Wire, stream: &TcpStream) -> u64 {
-    let (mut late, mut bytes, mut has_ended) = (0, 0, false);
-    loop {
-        while let Ok(Some(_)) = wire.next() {
-            late += 1;
-        }
-        if has_ended || bytes > MAX_LATE_BYTES {
-            return late;
-        }
-        match wire.fill(stream) {
-            Ok(0) => {
-                let mut fds = [libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-                wait(&mut fds, Some(LATE_PAUSE));
-                has_ended = fds[0].revents == 0;
-            }
-            Ok(read) => bytes += read,
-            Err(_) => has_ended = true,
+        match after {
+            None => self.shared.end(&state, result),
+            Some(after) => self.endings.push_back(Ending { after, state, result }),
         }
     }
 }

@@ -77,6 +77,9 @@ pub enum Notify<'a> {
     Tag(&'a [u8]),
     /// The transfer belongs to an announcement.
     With(&'a Announcement),
+    /// Its application gets this message of at most 1024 bytes, behind the bytes of the transfer. It
+    /// hears of no failure.
+    Message(&'a [u8]),
 }
 
 impl Peer {
@@ -150,11 +153,9 @@ impl Peer {
     /// # Errors
     /// It is too long, or the peer is gone.
     pub fn send_message(&self, bytes: &[u8]) -> Result<(), TransferError> {
-        if bytes.len() > MAX_MESSAGE {
-            return Err(TransferError::Message(bytes.len()));
-        }
+        let bytes = checked_message(bytes)?;
         self.check_here()?;
-        let frame = Frame::Message { bytes: bytes.to_vec() };
+        let frame = Frame::Message { bytes };
         self.shared.push([Command::SendTo { peer: self.inner.key, frame }]);
         Ok(())
     }
@@ -269,22 +270,24 @@ impl Peer {
             pieces: part.pieces,
         });
         let (peer, state) = (self.inner.key, Arc::new(TransferState::new(self.shared.number())));
-        let job = |announcement| {
-            let job = Job::new(state.clone(), direction, parts.collect(), bytes, announcement, gate);
+        let job = |announcement, message| {
+            let mut job = Job::new(state.clone(), direction, parts.collect(), bytes, announcement, gate);
+            job.message = message;
             Command::Submit { peer: self.inner.clone(), job: Box::new(job) }
         };
         match notify {
-            Notify::Nothing => self.shared.push([job(None)]),
+            Notify::Nothing => self.shared.push([job(None, None)]),
+            Notify::Message(bytes) => self.shared.push([job(None, Some(checked_message(bytes)?))]),
             Notify::Tag(tag) => {
                 let (id, tag) = (self.shared.number(), checked(tag)?);
                 let finish = Command::Finish { peer, id, abort: None };
-                self.shared.push([Command::Announce { peer, id, tag }, job(Some(id)), finish]);
+                self.shared.push([Command::Announce { peer, id, tag }, job(Some(id), None), finish]);
             }
             Notify::With(announcement) => {
                 if announcement.peer.inner.key != peer {
                     return Err(TransferError::AnnouncementEnded);
                 }
-                self.shared.push([job(Some(announcement.id))]);
+                self.shared.push([job(Some(announcement.id), None)]);
             }
         }
         Ok(Transfer { state, shared: self.shared.clone() })
@@ -341,6 +344,10 @@ pub unsafe fn stream_gate(stream: u64) -> Result<Gate, StreamError> {
     // SAFETY: the caller's promise is the same.
     let event = unsafe { StreamEvent::record(stream)? };
     Ok(Box::new(move || event.is_reached().map_err(|error| error.to_string())))
+}
+
+fn checked_message(bytes: &[u8]) -> Result<Vec<u8>, TransferError> {
+    if bytes.len() <= MAX_MESSAGE { Ok(bytes.to_vec()) } else { Err(TransferError::Message(bytes.len())) }
 }
 
 fn checked(tag: &[u8]) -> Result<Vec<u8>, TransferError> {

@@ -5,14 +5,19 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use nobounce_nic::ask_for_short_slices;
+
 use crate::endings::Endings;
 use crate::error::Gone;
 use crate::frame::Frame;
 use crate::link::Link;
 use crate::shared::{Arrival, Command, Shared};
 
-/// How long the thread polls for completions before it sleeps: about a round trip.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long the thread polls for completions and frames before it sleeps. A sleep makes the engine thread
+/// drive the device, and costs each end two wake-ups. Files of 64 KiB from a server by UDP, on two CPUs
+/// with ten other busy threads, median of 2000: 196 us with 20 us, 245 us with 50 us, 91 us with 100 us
+/// and 55 us with 200 us.
+const SPIN: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -43,13 +48,14 @@ impl Service {
     pub(crate) fn run(mut self) {
         // Refuses commands when the thread has ended, also by a panic.
         let _stop = Stop(self.shared.clone());
+        ask_for_short_slices();
         let mut idle_since = None;
         while !self.is_stopped {
             if self.turn() {
                 idle_since = None;
                 continue;
             }
-            let is_waiting = self.links.iter().any(Link::has_requests);
+            let is_waiting = self.links.iter().any(Link::is_waiting);
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
             if is_waiting && idle < SPIN {
                 continue;
@@ -115,7 +121,7 @@ impl Service {
                     link.finish(id, abort);
                 }
             }
-            Command::Send(frame) => self.links.iter_mut().for_each(|link| link.send(&frame)),
+            Command::Send(frame) => self.links.iter_mut().for_each(|link| _ = link.send(&frame)),
             Command::SendTo { peer, frame } => {
                 if let Some(link) = self.link(peer) {
                     link.send(&frame);
@@ -152,14 +158,7 @@ impl Service {
     /// Sleeps until a command, a frame or a completion comes, or a keep-alive is due. Returns whether
     /// it slept.
     fn sleep(&mut self) -> bool {
-        for link in &mut self.links {
-            if link.has_work() {
-                link.connection.cq().request_notify(false);
-                link.is_armed = true;
-            } else {
-                link.connection.cq().pause_polling();
-            }
-        }
+        self.links.iter_mut().for_each(Link::prepare_sleep);
         // Completions before arming raise no event.
         if self.turn() || !self.shared.fall_asleep() {
             self.shared.awake();
@@ -169,8 +168,7 @@ impl Service {
         self.polled.push(interest(self.shared.wake_fd(), false));
         for link in &self.links {
             self.polled.push(interest(link.stream.as_raw_fd(), link.has_unsent()));
-            let channel = if link.is_armed { link.connection.channel().as_raw_fd() } else { -1 };
-            self.polled.push(interest(channel, false));
+            self.polled.push(interest(link.connection.channel().as_raw_fd(), false));
         }
         let now = Instant::now();
         let deadline = self.links.iter().map(Link::deadline).min();
@@ -181,8 +179,7 @@ impl Service {
                 link.poll_side_channel();
             }
             if fds[1].revents != 0 {
-                link.connection.channel().take();
-                link.is_armed = false;
+                link.take_event();
             }
         }
         self.keep_alive(Instant::now());

@@ -14,6 +14,8 @@ use nobounce_nic::{EventFd, ParentOnly};
 use crate::error::{Gone, TransferError};
 use crate::exports::Exports;
 use crate::frame::Frame;
+use crate::frame_lane::FrameLane;
+use crate::hook::{Hook, Hooks};
 use crate::job::Job;
 use crate::memory::Registrations;
 use crate::message::{Inbox, Unread};
@@ -171,6 +173,8 @@ impl Deref for SideChannel {
 pub(crate) struct Arrival {
     pub(crate) peer: Arc<PeerShared>,
     pub(crate) connection: Connection,
+    /// Dropped after the connection, which uses its slots.
+    pub(crate) frames: FrameLane,
     pub(crate) stream: SideChannel,
     pub(crate) wire: Wire,
     /// The peer's silence limit.
@@ -249,6 +253,7 @@ pub struct AgentCounters {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) name: String,
+    pub(crate) hook: Hook,
     pub(crate) generation: u64,
     pub(crate) silence: Duration,
     pub(crate) listens: OnceLock<SocketAddr>,
@@ -271,9 +276,15 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(name: String, generation: u64, silence: Duration) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        name: String,
+        generation: u64,
+        silence: Duration,
+        hooks: Option<Arc<dyn Hooks>>,
+    ) -> std::io::Result<Self> {
         Ok(Self {
             name,
+            hook: Hook::new(hooks),
             generation,
             silence,
             listens: OnceLock::new(),
@@ -327,6 +338,7 @@ impl Shared {
         queue.is_stopped = true;
         let left = std::mem::take(&mut queue.list);
         drop(queue);
+        self.hook.clear();
         left.into_iter().for_each(|command| self.refuse(command));
     }
 
@@ -399,6 +411,10 @@ impl Shared {
     pub(crate) fn notify(&self, peer: &Arc<PeerShared>, tag: Vec<u8>, outcome: Outcome, gone: Option<Gone>) {
         let (name, generation) = (peer.name.clone(), peer.generation);
         let notification = Notification { peer: name, generation, tag, outcome, gone };
+        if let Some(hooks) = self.hook.get() {
+            hooks.notification(notification);
+            return self.release(peer, 1);
+        }
         let mut waiting = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.push_back((notification, peer.clone()));
         drop(waiting);

@@ -1,4 +1,4 @@
-//! The side channel of one peer: frames in both directions, never blocking.
+//! A stream of frames in both directions, and its way over the side channel, which never blocks.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -6,10 +6,10 @@ use std::net::TcpStream;
 use crate::frame::{Frame, Malformed};
 
 /// Bytes per read.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 4 << 10;
 /// Unsent bytes of a peer that does not read. As many exports as there may be, with the longest names,
 /// are 20 MiB.
-const MAX_UNSENT: usize = 64 << 20;
+pub(crate) const MAX_UNSENT: usize = 64 << 20;
 
 /// Why the side channel ended.
 #[derive(Debug)]
@@ -72,6 +72,28 @@ impl Wire {
         self.sent < self.outgoing.len()
     }
 
+    /// Bytes that nothing has taken.
+    pub(crate) fn unsent(&self) -> &[u8] {
+        &self.outgoing[self.sent..]
+    }
+
+    /// The first so many of them are taken.
+    pub(crate) fn note_sent(&mut self, count: usize) {
+        self.sent += count;
+        // Moves each byte at most once.
+        if self.sent > self.outgoing.len() / 2 {
+            self.outgoing.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+
+    /// Adds bytes that have arrived.
+    pub(crate) fn receive(&mut self, bytes: &[u8]) {
+        self.incoming.drain(..self.parsed);
+        self.parsed = 0;
+        self.incoming.extend_from_slice(bytes);
+    }
+
     /// Sends what the socket takes.
     pub(crate) fn flush(&mut self, mut stream: &TcpStream) -> Result<(), WireError> {
         while self.has_unsent() {
@@ -94,14 +116,12 @@ impl Wire {
     /// Receives what has arrived, and returns how many bytes. An end of the stream is an error after all
     /// frames before it are taken.
     pub(crate) fn fill(&mut self, mut stream: &TcpStream) -> Result<usize, WireError> {
-        self.incoming.drain(..self.parsed);
-        self.parsed = 0;
         let mut chunk = [0; CHUNK];
         loop {
             match stream.read(&mut chunk) {
                 Ok(0) => return Err(WireError::Closed),
                 Ok(read) => {
-                    self.incoming.extend_from_slice(&chunk[..read]);
+                    self.receive(&chunk[..read]);
                     return Ok(read);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -112,7 +132,7 @@ impl Wire {
     }
 
     /// The next frame that is complete.
-    pub(crate) fn next(&mut self) -> Result<Option<Frame>, WireError> {
+    pub(crate) fn next_frame(&mut self) -> Result<Option<Frame>, Malformed> {
         let found = Frame::parse(&self.incoming[self.parsed..])?;
         Ok(found.map(|(frame, len)| {
             self.parsed += len;

@@ -59,7 +59,7 @@ pub(super) struct Remote {
     #[serde(default = "one")]
     pub(super) ranges: u64,
     pub(super) read_us: f64,
-    /// WRITEs of the same ranges from host memory to the same kind of memory.
+    /// WRITEs of the same ranges from host memory of the file's size to the same kind of memory.
     pub(super) write_us: f64,
 }
 

@@ -21,6 +21,8 @@ use crate::bench::stats::median;
 const SIZES: [u64; 7] = [4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20];
 /// Time for each measurement.
 const AIM: Duration = Duration::from_millis(250);
+/// Turns of each kind of read.
+const TURNS: u32 = 10;
 /// Rounds of the cold reads.
 const ROUNDS: usize = 3;
 /// As fio: `--direct=1 --bs=1M --numjobs=4`.
@@ -149,15 +151,33 @@ fn raw(path: &Path) -> anyhow::Result<f64> {
 
 /// Median microseconds of a read of so many bytes, at offsets all over the file.
 pub(super) fn time(bytes: u64, mut read: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let [read_us] = times(bytes, AIM, [&mut read])?;
+    Ok(read_us)
+}
+
+/// A kind of read, which gets an offset.
+pub(super) type Kind<'a> = &'a mut dyn FnMut(u64) -> anyhow::Result<()>;
+
+/// Median microseconds of each kind of read, of so many bytes, at offsets all over the file. The kinds
+/// take turns of a tenth of the time, so that a busy machine slows all of them.
+pub(super) fn times<const N: usize>(
+    bytes: u64,
+    aim: Duration,
+    mut kinds: [Kind<'_>; N],
+) -> anyhow::Result<[f64; N]> {
     let places = FILE_LEN / bytes;
-    let start = Instant::now();
-    let mut times = Vec::new();
-    while times.len() < 3 || start.elapsed() < AIM {
-        // A number without a factor of two visits all places.
-        let at = (times.len() as u64).wrapping_mul(0x9e37_79b1) % places * bytes;
-        let begun = Instant::now();
-        read(at)?;
-        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    let mut times = [(); N].map(|()| Vec::new());
+    for _ in 0..TURNS {
+        for (kind, times) in kinds.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            while times.len() < 3 || start.elapsed() < aim / TURNS {
+                // A number without a factor of two visits all places.
+                let at = (times.len() as u64).wrapping_mul(0x9e37_79b1) % places * bytes;
+                let begun = Instant::now();
+                kind(at)?;
+                times.push(begun.elapsed().as_secs_f64() * 1e6);
+            }
+        }
     }
-    Ok(median(&times).unwrap_or(f64::NAN))
+    Ok(times.map(|times| median(&times).unwrap_or(f64::NAN)))
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use nobounce::Device;
 use nobounce_storage::{FileClient, FileRange, FileServer, ServerOptions};
-use nobounce_transfer::{Agent, AgentOptions, Notify, Piece};
+use nobounce_transfer::{Agent, AgentOptions, Notify, Piece, View};
 
 use super::figures::{LinkFigures, Remote};
 use super::local::{self, Local};
@@ -17,6 +17,8 @@ use crate::bench::ranks::{memory, open, size};
 const SOON: Duration = Duration::from_secs(60);
 /// The second process ends after this long, whatever happens.
 const MOST: Duration = Duration::from_secs(300);
+/// Time for each size: both kinds of transfer in turns.
+const AIM: Duration = Duration::from_millis(500);
 /// Bytes of a range, and ranges of one request.
 const REQUESTS: [(u64, u64); 6] =
     [(64 << 10, 1), (1 << 20, 1), (16 << 20, 1), (64 << 20, 1), (64 << 10, 256), (1 << 20, 64)];
@@ -74,25 +76,29 @@ fn compare(device: &Device, meet: SocketAddr, gpu: Option<i32>) -> anyhow::Resul
     let target = client.export(&memory(device, gpu)?)?;
     let agent = Agent::new(device, "writer", AgentOptions::default())?;
     let peer = agent.connect(meet, SOON)?;
-    let (source, remote) = (memory(device, None)?, peer.region("memory", SOON)?);
+    // As large as the file: caches hold no more of it than of the page cache.
+    let len = usize::try_from(FILE_LEN)?;
+    let (source, remote) = (View::of(device.register(len)?), peer.region("memory", SOON)?);
+    source.region().fill(0..len, 0x5a)?;
     ensure!(client.stat(NAME, SOON)? == FILE_LEN, "another file than expected");
     let mut found = Vec::new();
     for (bytes, ranges) in REQUESTS {
         // In memory in another order than in the file: nothing is merged.
         let place = |number: u64| (ranges - 1 - number) * bytes;
-        let read_us = local::time(ranges * bytes, |at| {
+        let mut read = |at: u64| {
             let range = |number| FileRange { offset: at + number * bytes, len: bytes, memory: place(number) };
             let list: Vec<_> = (0..ranges).map(range).collect();
             let moved = client.read(&target, &[(NAME, &list)])?.wait(SOON)?;
             ensure!(moved == ranges * bytes, "{moved} bytes instead of {ranges} x {bytes}");
             Ok(())
-        })?;
-        let piece = |number| Piece { local: number * bytes, remote: place(number), len: bytes };
-        let pieces: Vec<_> = (0..ranges).map(piece).collect();
-        let write_us = local::time(ranges * bytes, |_| {
+        };
+        let mut write = |at: u64| {
+            let piece = |number| Piece { local: at + number * bytes, remote: place(number), len: bytes };
+            let pieces: Vec<_> = (0..ranges).map(piece).collect();
             peer.write_list(&source, &remote, &pieces, Notify::Nothing)?.wait(SOON)?;
             Ok(())
-        })?;
+        };
+        let [read_us, write_us] = local::times(ranges * bytes, AIM, [&mut read, &mut write])?;
         found.push(Remote { bytes, ranges, read_us, write_us });
     }
     Ok(found)

@@ -46,6 +46,8 @@ pub(crate) fn variables(
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         is_loopback,
         adapters: System::here().has_adapters(),
+        // What the container brings is not known.
+        has_gpi: false,
     };
     let vmm = (gpus > 0).then_some(dropin::VMM);
     let preloaded = vmm.into_iter().chain(PRELOADED).filter(|file| dropin.join(file).exists());

@@ -28,6 +28,8 @@ pub(crate) struct Given<'a> {
     pub(crate) is_loopback: bool,
     /// The machine has RDMA adapters of its own.
     pub(crate) adapters: bool,
+    /// Every NCCL that the command may load takes libnccl-gin.so of the drop-in folder by itself.
+    pub(crate) has_gpi: bool,
 }
 
 /// How many GPUs NVIDIA's driver knows here.
@@ -45,19 +47,21 @@ pub(crate) struct Variable {
 }
 
 /// Set unless the user has set them: name, value, reason.
-const DEFAULTS: [(&str, &str, &str); 3] = [
+const DEFAULTS: [(&str, &str, &str); 2] = [
     ("NOBOUNCE_LINK", "auto", "use shared memory between processes of one machine"),
     (
         "NCCL_NET_GDR_LEVEL",
         "SYS",
         "nb0 is attached to the CPU, farther from any GPU than NCCL's default limit for GPUDirect (PXB)",
     ),
-    (
-        "NCCL_GIN_TYPE",
-        "2",
-        "NCCL 2.28.7 and 2.28.9 crash when they choose a GIN type without an mlx5 adapter; 2 is the proxy",
-    ),
 ];
+
+/// The same, where the command may load an NCCL without plugins of type GPI.
+const GIN_TYPE: (&str, &str, &str) = (
+    "NCCL_GIN_TYPE",
+    "2",
+    "NCCL 2.28.7 and 2.28.9 crash when they choose a GIN type without an mlx5 adapter; 2 is the proxy",
+);
 
 /// cuFile's settings, in the folder of the run: an empty object.
 pub(crate) const CUFILE_JSON: &str = "cufile.json";
@@ -176,7 +180,8 @@ pub(crate) fn variables(
         "use nb0 for all peers; UCX_TLS=all adds shared memory and CUDA IPC within the machine",
     );
     let ucx = std::iter::once(transports).chain(UCX).filter(|_| !given.adapters);
-    let missing = DEFAULTS.into_iter().chain(for_gpus(given, &now)).chain(ucx);
+    let gin = (!given.has_gpi).then_some(GIN_TYPE);
+    let missing = DEFAULTS.into_iter().chain(gin).chain(for_gpus(given, &now)).chain(ucx);
     for (name, value, reason) in missing {
         if now(name).is_none() && !all.iter().any(|set| set.name == name) {
             all.push(variable(name, value.into(), reason));
@@ -259,6 +264,7 @@ mod tests {
         cpus: 16,
         is_loopback: true,
         adapters: false,
+        has_gpi: false,
     };
 
     fn with(args: &RunArgs, now: &[(&str, &str)]) -> Vec<Variable> {
@@ -308,6 +314,16 @@ mod tests {
             None,
             "nothing was typed, so the user's own variable counts"
         );
+    }
+
+    #[test]
+    fn nccl_with_the_plugin_chooses_its_gin_type_itself() {
+        let of = |has_gpi| {
+            let given = Given { has_gpi, ..GIVEN(1, 1) };
+            let all = variables(&RunArgs::default(), &given, |_| None);
+            value(&all, "NCCL_GIN_TYPE").map(str::to_owned)
+        };
+        assert_eq!((of(false).as_deref(), of(true)), (Some("2"), None));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod dropin;
 mod environment;
 mod mounts;
 mod nccl_conf;
+mod nccl_version;
 mod report;
 mod scratch;
 
@@ -26,6 +27,7 @@ use nobounce::nic::links::OpenError;
 use nobounce::nic::links::fault::FaultConfig;
 use nobounce::nic::soft::PortSpeed;
 use nobounce_dropin::view;
+use nobounce_topology::sysfs::Root;
 
 use self::args::RunArgs;
 
@@ -72,6 +74,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     let (gpus, engines) = (environment::gpus(), engines(args));
     let (devices, adapters) = (addrs.len(), view::System::here().has_adapters());
+    let (program, arguments) = args.command.split_first().context("no command given")?;
     let given = environment::Given {
         dropin: &dropin,
         view: &view,
@@ -82,8 +85,8 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         is_loopback: addrs.iter().all(IpAddr::is_loopback),
         adapters,
+        has_gpi: nccl_version::is_gpi(&Root::new("/"), program, now),
     };
-    let (program, arguments) = args.command.split_first().context("no command given")?;
     let mut command = Command::new(program);
     let variables = environment::variables(args, &given, now);
     if args.explain {

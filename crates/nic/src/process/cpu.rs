@@ -52,13 +52,13 @@ impl ThreadClock {
     }
 }
 
-/// The time slice that engine threads ask for: the shortest the kernel takes.
+/// The time slice that threads of the data path ask for: the shortest the kernel takes.
 const SLICE_NS: u64 = 100_000;
 
-/// Requests short time slices. From Linux 6.12 on, a waking thread with a short slice preempts one
+/// Requests short time slices for this thread, and exact sleeps. From Linux 6.12 on, a waking thread with a short slice preempts one
 /// with a longer slice, such as an application that spins on memory on the same CPU. Older kernels
 /// ignore the request.
-pub(crate) fn ask_for_short_slices() {
+pub fn ask_for_short_slices() {
     let attr = SchedAttr {
         size: 48,
         policy: 0, // SCHED_OTHER
@@ -72,7 +72,7 @@ pub(crate) fn ask_for_short_slices() {
     // SAFETY: the structure has the size it says, in the kernel's layout, and is only read. 0 names
     // this thread.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
-    // The default timer slack of 50 us is longer than the sleeps of an engine thread.
+    // The default timer slack of 50 us is longer than the sleeps of such a thread.
     // SAFETY: sets a property of this thread, and takes no pointers.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_u64, 0, 0, 0) };
 }

@@ -62,6 +62,11 @@ fn an_armed_queue_raises_its_channel_once() {
     send(&a, false);
     assert!(!channel.wait(Duration::from_millis(5)), "one event for one arming");
     assert_eq!(polled(&b.cq), 2);
+    b.cq.request_notify(false);
+    b.cq.cancel_notify();
+    send(&a, false);
+    assert!(!channel.wait(Duration::from_millis(5)), "not armed any more");
+    assert_eq!(polled(&b.cq), 1);
 }
 
 #[test]

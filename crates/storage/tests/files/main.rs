@@ -1,5 +1,7 @@
 //! A file server and its clients: every byte, every refusal, and what is left when one of them ends.
 
+mod keys;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,11 +15,16 @@ use nobounce_transfer::{AgentOptions, View};
 const SOON: Duration = Duration::from_secs(20);
 const MIB: usize = 1 << 20;
 
-fn device() -> Device {
+/// A loopback address of its own, so that tests do not meet.
+fn config() -> Config {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let addr = [127, 200 + high % 40, low, NEXT.fetch_add(1, Ordering::Relaxed)];
-    Device::open_with(&Config { addr: addr.into(), ..Config::from_env().unwrap() }).unwrap()
+    Config { addr: addr.into(), ..Config::from_env().unwrap() }
+}
+
+fn device() -> Device {
+    Device::open_with(&config()).unwrap()
 }
 
 /// A directory of files, removed at the end.

@@ -20,6 +20,12 @@ pub struct Process {
     /// Whether it is in a user namespace of its own: there CAP_IPC_LOCK means nothing to drivers.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub user_namespace: Read<bool>,
+    /// Whether its IPC namespace is not the machine's.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub ipc_namespace: Read<bool>,
+    /// Whether its PID namespace is not the machine's.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub pid_namespace: Read<bool>,
     /// The kind of container; null for none.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub container: Read<Option<String>>,

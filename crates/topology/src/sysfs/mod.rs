@@ -21,7 +21,7 @@ use crate::facts::{Facts, Libraries};
 
 pub use config_fuzz::parse_config_space;
 pub use root::Root;
-pub use settings::matters;
+pub use settings::{matters, nccl_versions_in};
 pub use storage::storage;
 
 /// The facts that come from the environment of a process.
@@ -31,6 +31,12 @@ pub struct Surroundings {
     pub environment: BTreeMap<String, String>,
     /// The user's home, for files of settings.
     pub home: Option<String>,
+}
+
+/// Versions of all NCCLs that a program may load. Empty: one whose version is not known.
+#[must_use]
+pub fn nccl_versions(root: &Root, surroundings: &Surroundings) -> Vec<String> {
+    settings::nccl_versions(root, surroundings)
 }
 
 /// Why there are no facts.

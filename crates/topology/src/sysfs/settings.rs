@@ -146,6 +146,29 @@ pub(super) fn nccl(root: &Root, surroundings: &Surroundings) -> Read<Option<Libr
     }
 }
 
+/// Versions of NCCL in a folder of libraries, by the names of files or of their wheel. Empty: one whose
+/// version is not known.
+pub fn nccl_versions_in(root: &Root, folder: &str) -> Vec<String> {
+    let names = root.names(folder).unwrap_or_default();
+    let numbers: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("libnccl.so.")).collect();
+    let mut versions: Vec<String> =
+        numbers.iter().filter(|number| number.contains('.')).map(|&number| number.to_owned()).collect();
+    if versions.is_empty() && !numbers.is_empty() {
+        let packages = folder.strip_suffix("/nvidia/nccl/lib");
+        let of_wheel = packages.and_then(|packages| python_version(root, packages, "nvidia_nccl_cu"));
+        versions.push(of_wheel.unwrap_or_default());
+    }
+    versions
+}
+
+/// Versions of all NCCLs of this machine that a program may load.
+pub(super) fn nccl_versions(root: &Root, surroundings: &Surroundings) -> Vec<String> {
+    let of_system = LIBRARY_FOLDERS.iter().flat_map(|folder| nccl_versions_in(root, folder));
+    let folders = python_folders(root, surroundings);
+    let of_python = folders.iter().filter_map(|folder| python_version(root, folder, "nvidia_nccl_cu"));
+    of_system.chain(of_python).collect()
+}
+
 /// Folders of the Python environments that are in use.
 fn environments(surroundings: &Surroundings) -> Vec<String> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"];

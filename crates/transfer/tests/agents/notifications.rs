@@ -126,3 +126,37 @@ fn the_peer_hears_of_the_end_before_the_application_does() {
         assert_eq!(note.outcome, Outcome::Complete { bytes: 64 }, "{number}");
     }
 }
+
+#[test]
+fn a_message_of_a_transfer_comes_after_its_bytes() {
+    const ROUNDS: u64 = 40;
+    for lanes in [1, 2] {
+        let pair = Pair::new(64 * 4096, &AgentOptions { lanes, ..AgentOptions::default() });
+        let order = shuffled(64, 5);
+        let pages = Pages::whole(&order, &order, 4096);
+        for round in 0..ROUNDS {
+            let sent = fill(&pair.local, round);
+            let message = round.to_le_bytes();
+            let notify = Notify::Message(&message);
+            let transfer = pair.peer.write_pages(&pair.local, &pair.remote, &pages, notify).unwrap();
+            let (_, arrived) = pair.target.message(SOON).unwrap();
+            assert_eq!(arrived, message);
+            assert!(bytes_of(&pair.exported) == sent, "the bytes of round {round} came after it");
+            transfer.wait(SOON).unwrap();
+        }
+    }
+    let pair = Pair::new(4096, &AgentOptions::default());
+    let list = [Piece { local: 0, remote: 0, len: 64 }];
+    let long = pair.peer.write_list(&pair.local, &pair.remote, &list, Notify::Message(&[0; 1025]));
+    assert_eq!(long.unwrap_err(), TransferError::Message(1025));
+}
+
+#[test]
+fn what_was_sent_before_the_end_arrives() {
+    for _ in 0..20 {
+        let pair = Pair::new(4096, &AgentOptions::default());
+        pair.peer.announce(b"last").unwrap().complete();
+        drop(pair.initiator);
+        assert_eq!(pair.target.notification(SOON).unwrap().outcome, Outcome::Complete { bytes: 0 });
+    }
+}

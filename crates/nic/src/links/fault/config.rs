@@ -13,6 +13,8 @@ pub struct FaultConfig {
     pub reorder: f64,
     /// Probability that one bit of a packet is flipped.
     pub corrupt: f64,
+    /// Probability that a packet arrives with a congestion mark.
+    pub mark: f64,
     /// Nanoseconds that every packet is held back.
     pub delay_ns: u64,
     /// Jitter: up to this many nanoseconds more, at random; packets may then overtake each other.
@@ -34,7 +36,7 @@ impl FaultConfig {
 pub enum ParseFaultError {
     /// Not one of ours.
     #[error(
-        "unknown fault `{0}`: loss, dup, reorder, corrupt, delay, jitter and seed can be set, as in `loss=0.01,delay=50us,seed=7`"
+        "unknown fault `{0}`: loss, dup, reorder, corrupt, mark, delay, jitter and seed can be set, as in `loss=0.01,delay=50us,seed=7`"
     )]
     Unknown(String),
     /// A name alone.
@@ -77,6 +79,7 @@ impl FromStr for FaultConfig {
                 "dup" => config.dup = probability(name, value)?,
                 "reorder" => config.reorder = probability(name, value)?,
                 "corrupt" => config.corrupt = probability(name, value)?,
+                "mark" => config.mark = probability(name, value)?,
                 "delay" => config.delay_ns = time(name, value)?,
                 "jitter" => config.jitter_ns = time(name, value)?,
                 "seed" => config.seed = value.parse().map_err(|_| ParseFaultError::Seed(value.to_owned()))?,
@@ -123,12 +126,15 @@ mod tests {
     #[test]
     fn every_fault_can_be_written() {
         let config: FaultConfig =
-            "loss=1%, dup=0.001,reorder=0.5,delay=50us,jitter=1.5ms,corrupt=1e-4,seed=7".parse().unwrap();
+            "loss=1%, dup=0.001,reorder=0.5,delay=50us,jitter=1.5ms,corrupt=1e-4,mark=0.25,seed=7"
+                .parse()
+                .unwrap();
         let want = FaultConfig {
             loss: 0.01,
             dup: 0.001,
             reorder: 0.5,
             corrupt: 1e-4,
+            mark: 0.25,
             delay_ns: 50_000,
             jitter_ns: 1_500_000,
             seed: 7,

@@ -199,6 +199,11 @@ impl<T: Send> Completions<T> {
         self.set_armed(&mut producer, if only { Armed::Solicited } else { Armed::Any });
     }
 
+    /// The next completion raises no event.
+    pub(crate) fn disarm(&self) {
+        self.set_armed(&mut self.lock(), Armed::No);
+    }
+
     /// Sets the depth.
     ///
     /// # Errors

@@ -530,6 +530,9 @@ impl Core {
             self.srqs.check_limit(srq, &self.events);
             self.srqs.publish_room(srq);
         }
+        if datagram.marked {
+            entry.qp.handle_mark(now, header.opcode, packets);
+        }
         entry.schedule.answered |= header.opcode.is_response();
         if !entry.schedule.touched {
             entry.schedule.touched = true;
@@ -576,7 +579,7 @@ impl Core {
                 entry.ack.note_heard(now);
             }
             let sends = std::mem::take(&mut entry.schedule.answered) && entry.may_send();
-            if sends || entry.qp.has_urgent_replies() {
+            if sends || entry.qp.has_urgent_replies() || entry.qp.has_congestion_notification() {
                 self.make_ready(index);
             } else if replies {
                 entry.delay_ack(now, &mut self.scheduler.pending_acks);

@@ -201,6 +201,16 @@ impl Cq {
     }
 }
 
+impl Cq {
+    /// Takes back [`request_notify`](Self::request_notify): the caller polls again. Completions since
+    /// may have raised an event.
+    pub fn cancel_notify(&self) {
+        if !self.shared.is_forked() {
+            self.inner.disarm();
+        }
+    }
+}
+
 impl Drop for Cq {
     fn drop(&mut self) {
         if self.shared.is_forked() {
