@@ -55,7 +55,7 @@ pub enum ParsePathError {
     Fault(ParseFaultError),
     /// No setting has that name.
     #[error(
-        "unknown setting `{0}`: rate, queue, ecn, mtu, path-mtu, icmp, loss, dup, reorder, corrupt, delay, jitter and seed \
+        "unknown setting `{0}`: rate, queue, ecn, mtu, path-mtu, icmp, loss, dup, reorder, corrupt, mark, delay, jitter and seed \
          can be set, as in `rate=500M,delay=100us,loss=1%`"
     )]
     Unknown(String),
@@ -137,7 +137,7 @@ impl fmt::Display for PathConfig {
     /// As it is written, without what is at its default.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { faults, rate, queue, ecn, mtu, path_mtu, icmp } = *self;
-        let FaultConfig { loss, dup, reorder, corrupt, delay_ns, jitter_ns, seed, .. } = faults;
+        let FaultConfig { loss, dup, reorder, corrupt, mark, delay_ns, jitter_ns, seed } = faults;
         write!(f, "mtu={mtu}")?;
         if let Some(rate) = rate {
             write!(f, ",rate={rate},queue={queue}")?;
@@ -152,7 +152,9 @@ impl fmt::Display for PathConfig {
                 ns => write!(f, ",{name}={ns}ns")?,
             }
         }
-        for (name, share) in [("loss", loss), ("dup", dup), ("reorder", reorder), ("corrupt", corrupt)] {
+        let shares =
+            [("loss", loss), ("dup", dup), ("reorder", reorder), ("corrupt", corrupt), ("mark", mark)];
+        for (name, share) in shares {
             if share > 0.0 {
                 write!(f, ",{name}={share}")?;
             }
@@ -171,11 +173,11 @@ mod tests {
     #[test]
     fn every_setting_is_read_and_written_back() {
         let text = "mtu=9000,rate=2500000000,queue=65536,ecn=32768,delay=100us,jitter=1500ns,loss=0.01,dup=0.001,\
-                    reorder=0.5,corrupt=0.25,path-mtu=1400,icmp=no,seed=7";
+                    reorder=0.5,corrupt=0.25,mark=0.125,path-mtu=1400,icmp=no,seed=7";
         let config: PathConfig = text.parse().unwrap();
         assert_eq!(config.to_string(), text);
         let same: PathConfig =
-            "rate=2.5G, queue=64K,ecn=32K,delay=100us,jitter=1.5us,loss=1%,dup=0.1%,reorder=0.5,corrupt=25%,mtu=9000,\
+            "rate=2.5G, queue=64K,ecn=32K,delay=100us,jitter=1.5us,loss=1%,dup=0.1%,reorder=0.5,corrupt=25%,mark=12.5%,mtu=9000,\
              path-mtu=1400,icmp=no,seed=7"
                 .parse()
                 .unwrap();

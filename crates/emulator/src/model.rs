@@ -163,6 +163,9 @@ impl PathModel {
             .map(|share| chance(&mut self.random, share));
         let (bit, by) = (self.random.next(), 1 + self.random.below(MAX_OVERTAKEN));
         let jitter = self.random.below(faults.jitter_ns.saturating_add(1));
+        if chance(&mut self.random, faults.mark) && mark_congestion(&mut bytes) {
+            self.counts.marked += 1;
+        }
         if lost {
             self.counts.lost += 1;
             return self.recycle(bytes);
