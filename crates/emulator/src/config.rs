@@ -177,7 +177,7 @@ mod tests {
         let config: PathConfig = text.parse().unwrap();
         assert_eq!(config.to_string(), text);
         let same: PathConfig =
-            "rate=2.5G, queue=64K,ecn=32K,delay=100us,jitter=1.5us,loss=1%,dup=0.1%,reorder=0.5,corrupt=25%,mark=12.5%,mtu=9000,\
+            "rate=2.5G, queue=64K,ecn=32K,delay=100us,jitter=1.5us,loss=1%,dup=0.1%,reorder=0.5,corrupt=25%,mark=0.125,mtu=9000,\
              path-mtu=1400,icmp=no,seed=7"
                 .parse()
                 .unwrap();

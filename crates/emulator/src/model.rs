@@ -159,16 +159,16 @@ impl PathModel {
     fn pass_wire(&mut self, sent: u64, mut bytes: Vec<u8>) {
         let faults = self.config.faults;
         // Every packet takes as many random numbers, so that one fault does not shift the others.
-        let [lost, twice, late, flipped] = [faults.loss, faults.dup, faults.reorder, faults.corrupt]
-            .map(|share| chance(&mut self.random, share));
+        let shares = [faults.loss, faults.dup, faults.reorder, faults.corrupt, faults.mark];
+        let [lost, twice, late, flipped, marked] = shares.map(|share| chance(&mut self.random, share));
         let (bit, by) = (self.random.next(), 1 + self.random.below(MAX_OVERTAKEN));
         let jitter = self.random.below(faults.jitter_ns.saturating_add(1));
-        if chance(&mut self.random, faults.mark) && mark_congestion(&mut bytes) {
-            self.counts.marked += 1;
-        }
         if lost {
             self.counts.lost += 1;
             return self.recycle(bytes);
+        }
+        if marked && mark_congestion(&mut bytes) {
+            self.counts.marked += 1;
         }
         if flipped {
             self.counts.corrupted += 1;
