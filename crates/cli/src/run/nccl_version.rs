@@ -75,8 +75,8 @@ mod tests {
             make(&format!("{environment}/pyvenv.cfg"));
             make(&format!("{environment}/bin/python"));
         };
-        wheel("/home/u/new", "2.30.7");
-        wheel("/home/u/old", "2.28.9");
+        wheel("/envs/new", "2.30.7");
+        wheel("/envs/old", "2.28.9");
         make("/opt/unknown/libnccl.so.2");
         make("/opt/new/libnccl.so.2.30.7");
         make("/opt/new/libnccl.so.2");
@@ -89,14 +89,14 @@ mod tests {
             };
             is_gpi(&root, OsStr::new(program), now)
         };
-        let wheels = "/home/u/new/lib/python3.12/site-packages/nvidia/nccl/lib/";
+        let wheels = "/envs/new/lib/python3.12/site-packages/nvidia/nccl/lib/";
         for (expected, program, variables) in [
             // There is none to be seen.
             (false, "/usr/bin/all_reduce_perf", &[][..]),
-            (true, "/home/u/new/bin/python", &[]),
-            (true, "python", &[("PATH", "/usr/bin:/home/u/new/bin")]),
-            (true, "bash", &[("VIRTUAL_ENV", "/home/u/new")]),
-            (false, "/home/u/new/bin/python", &[("VIRTUAL_ENV", "/home/u/old")]),
+            (true, "/envs/new/bin/python", &[]),
+            (true, "python", &[("PATH", "/usr/bin:/envs/new/bin")]),
+            (true, "bash", &[("VIRTUAL_ENV", "/envs/new")]),
+            (false, "/envs/new/bin/python", &[("VIRTUAL_ENV", "/envs/old")]),
             (true, "x", &[("LD_LIBRARY_PATH", "/nowhere:/opt/new")]),
             (true, "x", &[("LD_LIBRARY_PATH", wheels)]),
             (false, "x", &[("LD_LIBRARY_PATH", "/opt/new:/opt/unknown")]),
@@ -106,7 +106,7 @@ mod tests {
         }
         // The system's own may be what the program is linked with.
         make("/usr/lib64/libnccl.so.2.28.3");
-        assert!(!is_gpi("/home/u/new/bin/python", &[]));
+        assert!(!is_gpi("/envs/new/bin/python", &[]));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
