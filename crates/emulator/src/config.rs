@@ -55,7 +55,7 @@ pub enum ParsePathError {
     Fault(ParseFaultError),
     /// No setting has that name.
     #[error(
-        "unknown setting `{0}`: rate, queue, ecn, mtu, path-mtu, icmp, loss, dup, reorder, corrupt, delay, jitter and seed \
+        "unknown setting `{0}`: rate, queue, ecn, mtu, path-mtu, icmp, loss, dup, reorder, corrupt, mark, delay, jitter and seed \
          can be set, as in `rate=500M,delay=100us,loss=1%`"
     )]
     Unknown(String),

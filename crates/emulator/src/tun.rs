@@ -2,9 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
 
 use crate::namespace::owned;
 
@@ -12,6 +13,9 @@ use crate::namespace::owned;
 const NAME: &str = "path0";
 /// Packets between the kernel and the emulator; the device drops what does not fit.
 const QUEUE_LEN: i32 = 10_000;
+/// How often, and how far apart, to try whether an IPv6 address is usable.
+const USABLE_TRIES: u32 = 1000;
+const USABLE_EVERY: Duration = Duration::from_millis(1);
 const PREFIX_V4: u8 = 24;
 const PREFIX_V6: u32 = 64;
 
@@ -86,7 +90,9 @@ fn set_up(v4: Ipv4Addr, v6: Ipv6Addr, mtu: u32) -> io::Result<()> {
         set(name, libc::SIOCSIFFLAGS, &|request| request.ifr_ifru.ifru_flags = up)?;
     }
     // A kernel may have no IPv6.
-    _ = set_v6(v6);
+    if set_v6(v6).is_ok() {
+        wait_until_usable(v6);
+    }
     Ok(())
 }
 
@@ -102,6 +108,16 @@ fn set_v6(v6: Ipv6Addr) -> io::Result<()> {
     // SAFETY: the descriptor is open, and SIOCSIFADDR of IPv6 reads an in6_ifreq.
     let failed = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw mut request) };
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The kernel makes an address usable in its own time.
+fn wait_until_usable(v6: Ipv6Addr) {
+    for _ in 0..USABLE_TRIES {
+        if UdpSocket::bind((v6, 0)).is_ok() {
+            return;
+        }
+        std::thread::sleep(USABLE_EVERY);
+    }
 }
 
 fn socket(family: i32) -> io::Result<std::os::fd::OwnedFd> {

@@ -7,7 +7,7 @@ Settings of a path, for each direction:
   rate=500M         bits per second [default: no limit]
   queue=256K        bytes that wait for the rate; the packet after them is dropped
   ecn=64K           queue above which packets of ECN-capable senders are marked
-  delay=100us       and jitter, loss, dup, reorder, corrupt and seed, as --fault has them
+  delay=100us       and jitter, loss, dup, reorder, corrupt, mark and seed, as --fault has them
   mtu=1500          MTU of the devices at both ends
   path-mtu=1400     longer packets are dropped, and answered by ICMP unless icmp=no
 

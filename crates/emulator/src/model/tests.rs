@@ -92,7 +92,7 @@ fn packets_behind_the_threshold_are_marked() {
 #[test]
 fn shares_are_kept_and_the_same_seed_repeats_them() {
     let run = |seed: u64| {
-        let text = format!("loss=5%,dup=1%,reorder=2%,corrupt=0.5%,seed={seed}");
+        let text = format!("loss=5%,dup=1%,reorder=2%,corrupt=0.5%,mark=3%,seed={seed}");
         let mut path = PathModel::new(&text.parse().unwrap(), 0);
         let mut left = Vec::new();
         for number in 0..50_000_u16 {
@@ -111,6 +111,7 @@ fn shares_are_kept_and_the_same_seed_repeats_them() {
         assert!((found - share).abs() < share * 0.2, "{found} of {share}: {counts:?}");
     };
     near(counts.lost, 0.05);
+    near(counts.marked, 0.03 * 0.95);
     near(counts.duplicated, 0.01 * 0.95);
     near(counts.reordered, 0.02 * 0.95);
     near(counts.corrupted, 0.005 * 0.95);

@@ -67,9 +67,10 @@ struct PathProbe {
     asked: Mtu,
     /// What is probed now.
     mtu: Mtu,
-    /// In short and in long requests.
-    short: u32,
-    long: u32,
+    /// In the first request. Each MTU has two numbers, for short and for long requests.
+    nonce: u32,
+    /// Numbers of smaller MTUs begin there.
+    step: u32,
     /// Requests for this MTU, and those since a short one was answered.
     rounds: u32,
     long_sent: u32,
@@ -81,10 +82,15 @@ struct PathProbe {
 }
 
 impl PathProbe {
+    /// The nonces of short and of long requests.
+    const fn nonces(&self) -> (u32, u32) {
+        (self.nonce.wrapping_add(self.step), self.nonce.wrapping_add(self.step + 1))
+    }
+
     /// Begins with another MTU. Late answers to earlier requests do not count.
     fn restart(&mut self, mtu: Mtu, now: Nanos) {
         self.mtu = mtu;
-        (self.short, self.long) = (random_u32(), random_u32());
+        self.step += 2;
         (self.rounds, self.long_sent, self.next_at) = (0, 0, now);
     }
 
@@ -127,16 +133,15 @@ impl PathProbe {
         false
     }
 
-    /// An answer with this nonce; whether it is one.
+    /// An answer with this nonce; whether it is one, perhaps a late one.
     fn hear(&mut self, nonce: u32) -> bool {
-        if nonce == self.long {
+        let (short, long) = self.nonces();
+        if self.result == PathMtu::Probing && nonce == long {
             self.end(Some(self.mtu));
-        } else if nonce == self.short {
+        } else if nonce == short {
             self.answered += 1;
-        } else {
-            return false;
         }
-        true
+        nonce.wrapping_sub(self.nonce) < self.step + 2
     }
 }
 
@@ -176,8 +181,7 @@ impl PathProbes {
 
     /// An answer of a peer; whether it is one to a probe.
     pub(crate) fn hear(&mut self, from: PeerName, nonce: u32) -> bool {
-        let mut probes = self.probes.iter_mut().filter(|probe| probe.result == PathMtu::Probing);
-        probes.any(|probe| probe.peer == from && probe.hear(nonce))
+        self.probes.iter_mut().any(|probe| probe.peer == from && probe.hear(nonce))
     }
 }
 
@@ -197,23 +201,21 @@ impl Core {
         if probes.len() == MAX_PROBES {
             probes.remove(0);
         }
-        let mut probe = PathProbe {
+        probes.push(PathProbe {
             peer,
             ours,
             theirs,
             asked: mtu,
             mtu,
-            short: 0,
-            long: 0,
+            nonce: random_u32(),
+            step: 0,
             rounds: 0,
             long_sent: 0,
             next_at: now,
             sent: 0,
             answered: 0,
             result,
-        };
-        probe.restart(mtu, now);
-        probes.push(probe);
+        });
         self.advance_path_probes(now);
     }
 
@@ -249,8 +251,9 @@ impl Core {
                 };
                 let long = HEADERS + probe.mtu.bytes() as usize + ICRC_LEN;
                 // The last leaves first: a long packet must not follow a short one in a GSO send.
-                requests.push((probe.peer.0, request(probe.short), Presence::LEN));
-                requests.push((probe.peer.0, request(probe.long), long));
+                let (short_nonce, long_nonce) = probe.nonces();
+                requests.push((probe.peer.0, request(short_nonce), Presence::LEN));
+                requests.push((probe.peer.0, request(long_nonce), long));
             }
             next = Some(next.map_or(probe.next_at, |next| next.min(probe.next_at)));
         }
@@ -265,23 +268,21 @@ mod tests {
     use super::*;
 
     fn probe(asked: Mtu) -> PathProbe {
-        let mut probe = PathProbe {
+        PathProbe {
             peer: ([10, 0, 0, 1].into(), 3),
             ours: Qpn::new(2),
             theirs: Qpn::new(3),
             asked,
             mtu: asked,
-            short: 0,
-            long: 0,
+            nonce: u32::MAX,
+            step: 0,
             rounds: 0,
             long_sent: 0,
             next_at: 0,
             sent: 0,
             answered: 0,
             result: PathMtu::Probing,
-        };
-        probe.restart(asked, 0);
-        probe
+        }
     }
 
     /// Steps until the end on a path that carries `most` bytes of payload, and loses the first
@@ -295,9 +296,10 @@ mod tests {
             }
             sent += 1;
             if sent > lost {
-                probe.hear(probe.short);
+                let (short, long) = probe.nonces();
+                assert!(probe.hear(short));
                 if probe.mtu.bytes() <= most {
-                    probe.hear(probe.long);
+                    assert!(probe.hear(long));
                     return (probe.result, now);
                 }
             }
@@ -341,11 +343,16 @@ mod tests {
     fn answers_of_others_and_to_earlier_requests_do_not_count() {
         let mut probes = PathProbes::default();
         probes.probes.push(probe(Mtu::Mtu4096));
-        let (long, name) = (probes.probes[0].long, probes.probes[0].peer);
-        assert!(!probes.hear(([10, 0, 0, 2].into(), 3), long) && !probes.hear(name, !long));
+        let ((short, long), name) = (probes.probes[0].nonces(), probes.probes[0].peer);
+        let foreign = short.wrapping_sub(1);
+        assert!(!probes.hear(([10, 0, 0, 2].into(), 3), long) && !probes.hear(name, foreign));
+        assert!(!probes.hear(name, long.wrapping_add(1)), "no request had it");
         probes.probes[0].restart(Mtu::Mtu2048, 0);
-        assert!(!probes.hear(name, long));
+        assert!(probes.hear(name, long), "a late answer is no malformed packet");
         assert_eq!(probes.result(name), PathMtu::Probing);
+        let (_, long) = probes.probes[0].nonces();
+        assert!(probes.hear(name, long) && probes.hear(name, long), "nor is a second one");
+        assert!(matches!(probes.result(name), PathMtu::Narrow { carries: Some(Mtu::Mtu2048), .. }));
         assert_eq!(probes.result(([10, 0, 0, 2].into(), 3)), PathMtu::Unknown);
     }
 }
