@@ -1,6 +1,6 @@
 //! Two ranks call the plugin as NCCL does, on the stand-in driver, and act as kernels of its device
 //! API: they read their channel in GPU memory and write descriptors into its ring.
-#![allow(clippy::cast_possible_truncation)] // small constants
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // small constants
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
