@@ -9,7 +9,7 @@ import re
 
 # Crate: [(room, its modules)], lowest first. "" is the crate's root, which may use everything.
 ROOMS = {
-    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("qp", {"qp"}), ("cm", {"cm"}), ("seal", {"seal"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
+    "crates/protocol": [("time", {"timing", "rng"}), ("wire", {"wire"}), ("congestion", {"congestion"}), ("qp", {"qp"}), ("cm", {"cm"}), ("seal", {"seal"}), ("capture", {"pcap"}), ("simulator", {"sim"})],
     "crates/memory": [
         ("words", {"access_error", "barrier", "path", "signals", "probe", "shared_file"}), ("copies", {"copy"}), ("host memory", {"foreign", "window", "guard", "host_buffer", "file_io", "file_mapping", "shared_chunk", "unmap_watch"}),
         ("gpu", {"gpu"}),
@@ -22,7 +22,7 @@ ROOMS = {
     ],
     "crates/nobounce": [
         ("words", {"access", "health", "choose", "control", "peer_gone", "tickets", "shares"}), ("memory", {"gpu_access", "region"}), ("files", {"file"}),
-        ("device", {"device"}), ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane"}),
+        ("device", {"device"}), ("handshake", {"handshake", "wait"}), ("connection", {"connection", "connect", "lane", "path_mtu"}),
         ("messages", {"message", "rails"}), ("listener", {"listener"}), ("fuzzing", {"fuzzing"}),
     ],
     "crates/transfer": [("words", {"pieces", "frame", "error"}), ("parts", {"memory", "exports", "notification", "wire", "frame_lane"}), ("shared", {"transfer", "job", "message", "hook", "shared"}), ("service", {"announcements", "endings", "lanes", "link", "service", "greet"}), ("interface", {"connecting", "peer", "handler", "agent"}), ("fuzzing", {"fuzzing"}), ("tests", {"hostile"})],
@@ -44,6 +44,7 @@ ROOMS = {
         ("numbers", {"units", "stats", "queue"}), ("control", {"control"}), ("config", {"config"}), ("shape", {"topology", "packet"}),
         ("parts", {"end", "links", "messages"}), ("network", {"network"}), ("traffic", {"workload"}), ("report", {"report"}),
     ],
+    "crates/emulator": [("config", {"config"}), ("packet", {"packet"}), ("model", {"model"}), ("devices", {"namespace", "tun"}), ("emulator", {"emulator"})],
     "crates/verbs": [("layouts", {"address", "completion", "context", "cq_ex", "device", "domain", "event", "kernel", "memory", "port", "qp", "qp_ex", "srq", "work"})],
     # The driver's calls and its state know each other: one object, as in CUDA's own library.
     "crates/fake-cuda": [
@@ -51,12 +52,12 @@ ROOMS = {
         ("driver", {"call", "capture", "context", "copy", "device", "event", "export", "knobs", "lane", "malloc", "memory", "spoil", "stream", "vmm", "world"}),
         ("more calls", {"host", "ipc", "kernel", "pointer"}),
     ],
-    "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("sim", {"sim"}), ("bench", {"bench"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("files", {"files"}), ("serve", {"serve"}), ("run", {"run"}), ("cdi", {"cdi"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
+    "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("sim", {"sim"}), ("bench", {"bench"}), ("path", {"path"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("files", {"files"}), ("serve", {"serve"}), ("run", {"run"}), ("cdi", {"cdi"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
     "kubernetes/device-plugin": [("words", {"names", "log", "testing"}), ("formats", {"messages", "socket"}), ("state", {"cdi", "devices"}), ("calls", {"service", "kubelet"}), ("resource", {"resource", "args"})],
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "find_object", "notice", "reserve"}), ("view", {"view", "own_view", "shared_dir"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/cufile": [("layouts", {"abi"}), ("calls", {"batch", "calls", "memory", "parameters", "report", "stats", "stream", "table", "transfer"})],
-    "dropin/gin": [("interface", {"abi", "error", "log", "layout"}), ("ranks", {"group"}), ("contexts", {"context"}), ("calls", {"plugin"})],
+    "dropin/gin": [("interface", {"abi", "error", "log", "layout", "nccl"}), ("ranks", {"group"}), ("contexts", {"context"}), ("calls", {"plugin"})],
     "dropin/vmm": [("interposed", {"driver", "lookup"})],
     "dropin/paths": [("view", {"view", "original", "copies"}), ("calls", {"calls", "dlopen"})],
     # Verbs objects hold each other by pointers that C programs follow in every direction.

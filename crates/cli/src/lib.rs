@@ -13,6 +13,7 @@
 //! ui  top  metrics   the page, the terminal, Prometheus
 //! cdi          containers on nb0
 //! run          other programs on nb0
+//! path         emulated network paths
 //! bench        measurements
 //! predict      what to expect
 //! sim          fabrics on a virtual clock
@@ -41,6 +42,7 @@ mod kv;
 mod live;
 mod log;
 mod metrics;
+mod path;
 mod predict;
 mod run;
 mod serve;
@@ -88,6 +90,8 @@ enum Command {
 
     Sim(Box<sim::args::SimArgs>),
 
+    Path(path::args::PathArgs),
+
     Ui(ui::args::UiArgs),
 
     Report(ui::args::ReportArgs),
@@ -118,6 +122,10 @@ enum Command {
     #[command(name = bench::busy::SUBCOMMAND, hide = true)]
     BenchNeighbour,
 
+    /// Process at one end of an emulated path; started by `bench --path`
+    #[command(name = path::flow::SUBCOMMAND, hide = true)]
+    PathFlow(path::flow::FlowArgs),
+
     /// Probe whether a process can use the GPU; started by `bench`
     #[command(name = bench::gpu_mps::PROBE, hide = true)]
     GpuProbe,
@@ -147,6 +155,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Topo(args) => return doctor::topo(&args),
         Command::Predict(args) => return predict::main(&args),
         Command::Sim(args) => return sim::main(&args),
+        Command::Path(args) => return path::main(&args),
         Command::Ui(args) => return ui::main(&args),
         Command::Report(args) => return ui::report(&args),
         #[cfg(feature = "top")]
@@ -160,12 +169,14 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bench(args) if args.files.is_some() => {
             files::main(&args, args.files.as_deref().unwrap_or_else(|| Path::new(".")))?
         }
+        Command::Bench(args) if !args.path.is_empty() => path::compare(&args)?,
         Command::Bench(args) => bench::main(&args)?,
         Command::Raw => {
             writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;
             bench::Verdict::Fine
         }
         Command::BenchPeer(args) => bench::peer::child(&args).map(|()| bench::Verdict::Fine)?,
+        Command::PathFlow(args) => path::flow::main(&args).map(|()| bench::Verdict::Fine)?,
         Command::BenchNeighbour => bench::busy::spin().map(|()| bench::Verdict::Fine)?,
         Command::GpuProbe => bench::gpu_mps::probe().map(|()| bench::Verdict::Fine)?,
         Command::RawEcho(args) => bench::raw::child(&args).map(|()| bench::Verdict::Fine)?,

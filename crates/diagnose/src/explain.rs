@@ -43,6 +43,8 @@ explanations! {
     "dma-buf is the kernel's method to share memory of one device with another, and needs no peer-memory module. Only the open kernel module exports dma-bufs (515 and newer, Turing and newer). If it is loaded, /proc/driver/nvidia/version contains 'Open Kernel Module'.\nFix: install the open variant of the same driver version and reboot, or use nvidia_peermem.";
     "confidential", "Confidential computing is on",
     "In this mode other devices cannot access the GPU's memory. Data goes through encrypted bounce buffers in host memory. GPUDirect RDMA does not work while it is on.";
+    "container-namespaces", "The container has IPC or PID namespaces of its own",
+    "CUDA IPC and shared memory work between processes of one IPC namespace that see each other's process numbers. Within one container they do. A job with several containers on a machine loses NVLink and shared memory between them: NCCL uses the network. Start such containers with --ipc=host --pid=host.";
     "cpu-binding", "The process is bound to CPUs far from its GPUs",
     "A cpuset of the container, Slurm or numactl binds the process to CPUs of a socket without GPUs. Threads that post and poll then cross the sockets for each message. Bind to the memory node of the GPU.";
     "dev-permission", "No permission to open the adapters' device files",
@@ -101,6 +103,8 @@ explanations! {
     "With IBGDA the GPU rings the adapter's doorbell, which the driver must map for it: NVreg_RegistryDwords=\"PeerMappingOverride=1;\". Without it NVSHMEM and DeepEP cannot start the transport. NVSHMEM 3.4 and newer have a CPU-assisted mode (NVSHMEM_IBGDA_NIC_HANDLER=cpu).";
     "iommu-faults", "The IOMMU blocked accesses",
     "The kernel log has DMAR, AMD-Vi or SMMU faults: a device used an address that is not mapped for it. Between GPU and adapter this appears as status 4, syndrome 0x51, or a hang. Use pass-through (iommu=pt), or find the faulty driver.";
+    "iommu-grace", "Passthrough of the IOMMU on Grace before kernel 6.11",
+    "GPUs of GH200, GB200 and GB300 use page tables of the processor by translations of the IOMMU (SMMU, ATS, SVA). Before 6.11 the kernel's driver cannot bind them while the device passes through (iommu.passthrough=1): CUDA contexts are not created. NVIDIA's own kernels have the change earlier. Newer kernels are faster with passthrough.";
     "iommu-translates", "The IOMMU translates the addresses of GPU or adapter",
     "With translation each peer-to-peer packet goes through the IOMMU in the processor, even below one switch. Bandwidth drops to a fraction. For GPUDirect on bare metal the IOMMU must be off or in pass-through mode: iommu=pt (x86), iommu.passthrough=1 (ARM).\nManual check: cat /sys/kernel/iommu_groups/*/type shows identity for pass-through, DMA or DMA-FQ for translation.";
     "iommu-unread", "The IOMMU mode is unknown",
@@ -113,6 +117,8 @@ explanations! {
     "Verbs support dma-buf since kernel 5.12; OFED and DOCA add it to older kernels.";
     "known-bad", "A combination of versions that is known to fail",
     "Some versions of NCCL, UCX, the NVIDIA driver, nv_peer_mem or the kernel crash, hang or refuse registrations in certain combinations. The finding names the public report, the versions and a way out. The verdict of the library or the path changes, even if every other fact is right.";
+    "link-errors", "The link of an adapter fails far more often than others",
+    "The port counters link_downed or symbol_error are high for one adapter and low for others of the machine. Then the cable, the transceiver or a port is bad: packets are retransmitted, and operations end with status 12 when the link is down for too long. Manual check: mlxlink -d DEVICE -m -c; perfquery on InfiniBand.";
     "link-layers", "Some adapters are InfiniBand, others Ethernet",
     "Servers often have adapters for storage and management beside those of the compute network. NCCL uses every active adapter unless NCCL_IB_HCA is set, UCX unless UCX_NET_DEVICES is set. If an adapter of the compute network is Ethernet by mistake, mlxconfig -d DEVICE set LINK_TYPE_P1=1 makes it InfiniBand.";
     "max-payload", "PCIe packets are smaller than they could be",
@@ -142,7 +148,7 @@ explanations! {
     "nccl-dmabuf", "NCCL_DMABUF_ENABLE=0",
     "NCCL then registers GPU memory through nvidia_peermem only.";
     "nccl-efa-plugin", "NCCL without its plugin for EFA",
-    "NCCL uses Amazon's adapters through libfabric and the plugin aws-ofi-nccl. NCCL_NET_PLUGIN=none prevents it from loading.";
+    "NCCL uses Amazon's adapters through libfabric and the plugin aws-ofi-nccl. NCCL_NET_PLUGIN=none prevents it from loading. So does a folder outside of the loader's path: add it to LD_LIBRARY_PATH, with that of libfabric.";
     "nccl-gdr-level", "NCCL_NET_GDR_LEVEL is too strict",
     "The variable sets the largest distance at which NCCL uses GPUDirect: LOC (never), PIX, PXB, PHB, SYS; or 0 to 5 on the old scale. A value below the distance of the nearest adapter disables GPUDirect.";
     "nccl-gdr-read", "NCCL_NET_GDR_READ=0",
@@ -163,6 +169,10 @@ explanations! {
     "The setting makes NCCL use TCP sockets.";
     "nccl-plugin", "NCCL uses a network plugin",
     "NCCL_NET, NCCL_NET_PLUGIN or NCCL_PLUGIN_P2P selects a network that is not built into NCCL. Plugins that use verbs as NCCL does (IBext of nccl-rdma-sharp-plugins, gIB) follow the same rules, and UCX's rules are checked here. For other plugins only a log shows the use of RDMA adapters and GPUDirect (NCCL_DEBUG=INFO, doctor --nccl-log).";
+    "nccl-pxn", "NCCL_PXN_DISABLE=1",
+    "With PXN, NCCL moves a message over NVLink to the GPU that is near the right rail, and sends it there. Without PXN each GPU connects across rails. That needs more connections, and a network that routes between rails. Unset the variable.";
+    "nccl-retry", "Timeout or retries of NCCL are too low",
+    "NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long a connection waits for the other end before it fails with status 12. Low values end jobs on any congestion. Unset them: the defaults are 20 and 7.";
     "nccl-too-old", "NCCL is too old to detect the available method",
     "NCCL supports dma-buf since 2.13. Before 2.23 it detects nvidia_peermem only by nv_mem (or nv_mem_nc) in /sys/kernel/mm/memory_peers. Newer OFEDs, DOCA and kernels have no such directory although registration works, so NCCL logs 'GPU Direct RDMA Disabled for HCA'. Frameworks bundle their own NCCL: python -c 'import torch; print(torch.cuda.nccl.version())'.\nFix: a current NCCL; or, for 2.13 to 2.22, the open kernel module, whose dma-bufs it detects.";
     "nic-behind-slot", "The adapter's slot is slower than its network",
@@ -193,6 +203,8 @@ explanations! {
     "numa_node is -1 although the machine has several nodes. Programs then guess the socket of a device.";
     "nvidia-driver", "The NVIDIA driver is not bound to the GPU",
     "nouveau is bound to it, or no driver is.";
+    "nvshmem-names", "Adapters are not named as NVSHMEM expects",
+    "NVSHMEM takes adapters whose names begin with NVSHMEM_HCA_PREFIX (mlx5 by default). udev rules of rdma-core and administrators rename adapters (roce_rail1, rocep1s0). Set the prefix, or name the adapters in NVSHMEM_HCA_LIST.";
     "old-nv-peer-mem", "The old module nv_peer_mem",
     "nv_peer_mem is Mellanox's module from before the driver included nvidia_peermem (470). It is unmaintained. Loaded together, the two conflict.";
     "pcie-degraded", "A PCIe link is slower or narrower than possible",
@@ -215,6 +227,8 @@ explanations! {
     "All ranks of a job need one version of NCCL: the handshake of different versions fails or hangs. UCX connects between versions.";
     "peermem-amd", "amdgpu is not registered with ib_core",
     "amdgpu registers with OFED's peer-memory interface if built against it. Since kernel 6.3 it cannot resolve the symbol: use dma-buf.";
+    "peermem-callback", "nvidia_peermem reports freed memory",
+    "'detected invalid context, skipping further processing' in the kernel log means that GPU memory was freed while an adapter still had it registered, or that the module's own record of it is gone. Registrations by dma-buf hold the memory themselves and have no such callback.";
     "peermem-nic", "The adapter's driver does not use peer memory",
     "nvidia_peermem registers with ib_core, and mlx5, bnxt_re and some others query it when they register memory. Drivers with their own pinning (hfi1 of Omni-Path, EFA, elastic RDMA of clouds) do not: they need dma-buf, or the vendor's library.";
     "peermem-no-api", "ib_core has no peer-memory interface",
@@ -237,6 +251,10 @@ explanations! {
     "One of several adapters of a model negotiated a lower rate, or lost lanes: a bad cable, or a switch port set to another speed.";
     "port-unread", "State or rate of a port could not be read",
     "/sys/class/infiniband/*/ports/* could not be read. Try ibv_devinfo.";
+    "rails-one-subnet", "Several rails share an IPv4 subnet",
+    "With two interfaces in one subnet Linux answers ARP requests on either for both addresses, and sends through the first route. RoCE connections of the second adapter then reach the first one's port, or time out (ibv_modify_qp, 110). Give each rail its own subnet, or set arp_ignore and arp_announce and a routing table for each interface.";
+    "rccl-peermem", "RCCL does not detect peer memory",
+    "RCCL before ROCm 6.3 uses peer memory only if /sys/kernel/mm/memory_peers/amdkfd exists. Kernels and OFEDs since 2024 have the interface without the folder. Use a newer RCCL, or dma-buf (NCCL_DMABUF_ENABLE=1).";
     "rdma-cm", "Connections by address do not work",
     "librdmacm opens /dev/infiniband/rdma_cm, the device file of the module rdma_ucm. Programs that exchange queue pair numbers themselves (NCCL, perftest without -R) do not need it.";
     "registration-pair", "Memory can be registered with some adapters only",

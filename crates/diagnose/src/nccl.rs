@@ -177,6 +177,9 @@ pub(crate) fn network(facts: &Facts, nic: &Nic) -> Network {
         let none = text("NCCL_NET_PLUGIN").filter(|plugin| plugin.value.trim().eq_ignore_ascii_case("none"));
         return match own.or(none).or_else(|| fabric_without_efa(facts)) {
             Some(variable) => Network::Sockets(variable.to_string()),
+            None if missing_plugin(facts).is_some() => {
+                Network::Sockets("its plugin for EFA is not found".to_owned())
+            }
             None => Network::Adapters,
         };
     }
@@ -205,6 +208,15 @@ pub(crate) fn network(facts: &Facts, nic: &Nic) -> Network {
         .filter(|_| !named)
         .find_map(|name| by_plugin(text(name)?))
         .unwrap_or(Network::Adapters)
+}
+
+/// Whether NCCL is here and its plugin for EFA is not: not at all, or (`false`) only where the
+/// loader does not look. A plugin that is named may be anywhere.
+pub(crate) fn missing_plugin(facts: &Facts) -> Option<Option<bool>> {
+    let loads_nccl = matches!(facts.libraries.nccl.known(), Some(Some(_)));
+    let named = facts.variable("NCCL_NET_PLUGIN").is_some();
+    let found = facts.libraries.ofi_plugin.known().copied()?;
+    (loads_nccl && !named && found != Some(true)).then_some(found)
 }
 
 /// Amazon's Elastic Fabric Adapter.

@@ -103,7 +103,7 @@ fn protocols_of_ucx_are_told_apart() {
     assert_eq!(report.not_direct.len(), 1, "{report:?}");
     assert_eq!(report.not_direct[0].adapter.as_deref(), Some("mlx5_1"));
     assert!(report.notes.iter().any(|note| note.contains("nvidia_peermem")), "{report:?}");
-    assert!(report.problems.iter().any(|(text, _)| text.contains("ibv_create_cq")));
+    assert!(report.problems.iter().any(|(_, seen)| seen.example.contains("ibv_create_cq")));
 }
 
 /// Debian's UCX 1.13 over nb0, as it logged.
@@ -281,6 +281,54 @@ fn software_emulation_is_explained_and_is_not_direct() {
     assert!(report.direct_is_lost && !report.totals.contains_key("direct"), "{report:?}");
     assert!(report.notes.iter().any(|note| note.contains("software emulation")), "{report:?}");
     assert_eq!(report.fatal[0].status, 12, "{report:?}");
+    // The table of verdicts says what the log shows.
+    let mut diagnosis = diagnose(&facts);
+    log::overrule(&mut diagnosis, &facts, &[report]);
+    let of_nic = diagnosis.verdicts.iter().filter(|verdict| verdict.nic == "mlx5_0");
+    assert!(of_nic.clone().count() > 0);
+    assert!(of_nic.clone().all(|verdict| verdict.ucx.text.contains("software emulation")), "{diagnosis:?}");
+}
+
+/// kvcache-ai/Mooncake#351 and others: programs with logs of their own.
+#[test]
+fn messages_of_other_programs_are_known() {
+    let text = "\
+E0511 07:42:36 rdma_context.cpp:198] Failed to register memory 0x2e1cbac200: Bad address [14]
+E0325 09:33:41 worker_pool.cpp:294] Worker: Process failed for slice (local_nic: mlx5_9): transport retry counter exceeded
+epoch 12, status 4, completion of error 12
+";
+    let facts = machines::machine("hgx-h100-roce").unwrap();
+    let read = log::read_any(text.as_bytes(), |_| {}).unwrap();
+    assert_eq!(read.nccl.lines + read.ucx.lines + read.fabric.lines, 0);
+    let report = log::join_other(&read.other, &facts, &diagnose(&facts));
+    assert!(report.causes[0].cause.contains("virtual memory"), "{report:?}");
+    assert_eq!(report.fatal.iter().map(|fatal| fatal.status).collect::<Vec<_>>(), [12]);
+    assert!(report.direct_is_lost && report.text().contains("fix: "), "{}", report.text());
+}
+
+/// Without facts that explain it, staged connections get their usual causes; a routed GID is none of
+/// a lost answer's.
+#[test]
+fn causes_fit_the_line_and_the_facts() {
+    let text = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0\n\
+                h:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with status=12 opcode=0 len=0 vendor err 129 localGid ::ffff:10.0.0.1 remoteGids::ffff:10.0.0.2\n";
+    let facts = Facts::default();
+    let read = log::read_nccl(text.as_bytes(), |_| {}).unwrap();
+    let report = log::join_nccl(&read, &facts, &diagnose(&facts));
+    let of = |begin: &str| report.causes.iter().find(|cause| cause.problem.contains(begin)).unwrap();
+    assert!(of("status 12").cause.contains("MTU"), "{report:?}");
+    assert!(of("GDRDMA").fix.contains("nvidia_peermem"), "{report:?}");
+}
+
+/// The log says which adapters NCCL chose.
+#[test]
+fn adapters_that_nccl_leaves_out_are_named() {
+    let text = "h:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/RoCE; OOB eth0:10.0.0.1<0>\n";
+    let facts = machines::machine("hgx-h100-roce").unwrap();
+    let read = log::read_nccl(text.as_bytes(), |_| {}).unwrap();
+    let report = log::join_nccl(&read, &facts, &diagnose(&facts));
+    let note = report.notes.iter().find(|note| note.contains("NCCL uses mlx5_0 and mlx5_1"));
+    assert!(note.is_some_and(|note| note.contains("and not mlx5_2")), "{report:?}");
 }
 
 /// NVIDIA/nccl-tests#245: the plugin switches GPUDirect off.
@@ -289,9 +337,11 @@ fn logs_of_libfabric_are_read() {
     let text = "[0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)\n\
                 [0] NCCL INFO NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR\n";
     let facts = machines::machine("p5-efa").unwrap();
-    let report = log::join_fabric(&log::read_fabric(text.as_bytes(), |_| {}).unwrap(), &diagnose(&facts));
+    let read = log::read_fabric(text.as_bytes(), |_| {}).unwrap();
+    let report = log::join_fabric(&read, &facts, &diagnose(&facts));
     assert!(report.direct_is_lost, "{report:?}");
     assert!(report.notes.iter().any(|note| note.contains("provider efa")), "{report:?}");
-    let report = log::join_fabric(&log::read_fabric(&b"hello\n"[..], |_| {}).unwrap(), &diagnose(&facts));
+    let read = log::read_fabric(&b"hello\n"[..], |_| {}).unwrap();
+    let report = log::join_fabric(&read, &facts, &diagnose(&facts));
     assert!(report.notes[0].contains("no line of libfabric's was recognised"), "{report:?}");
 }

@@ -65,10 +65,8 @@ pub struct Transport {
     pub mtu: u32,
     /// Rate and window of senders.
     pub control: Algorithm,
-    /// Bytes that may leave at once after a pause, however low the rate.
-    pub burst: u64,
-    /// Shortest time between two CNPs of one queue pair.
-    pub cnp_interval: Picos,
+    /// Whether they retransmit selectively, as between two nobounce devices.
+    pub selective: bool,
     /// Queue pairs, each with a source port of its own, that a pair of hosts shares its messages
     /// out to.
     pub ports: usize,
@@ -175,13 +173,7 @@ impl Switch {
 
 impl Default for Transport {
     fn default() -> Self {
-        Self {
-            mtu: 4096,
-            control: Algorithm::Swift,
-            burst: 16 << 10,
-            cnp_interval: 50 * MICROSECOND,
-            ports: 1,
-        }
+        Self { mtu: 4096, control: Algorithm::Aimd, selective: true, ports: 1 }
     }
 }
 

@@ -10,7 +10,7 @@ use nobounce_protocol::rng::Rng;
 
 use crate::config::Config;
 use crate::control::Path;
-use crate::end::{End, Turn};
+use crate::end::End;
 use crate::links::Links;
 use crate::messages::{Message, Messages};
 use crate::packet::{Kind, Packet, Packets};
@@ -31,11 +31,6 @@ enum Event {
     /// The link of a host is free.
     Free {
         host: u32,
-    },
-    /// A rate allows a packet of this end.
-    Pace {
-        end: u32,
-        generation: u32,
     },
     Timer {
         end: u32,
@@ -79,8 +74,6 @@ pub struct Sample {
 struct HostState {
     /// Ends with something to send, in turn.
     ready: VecDeque<u32>,
-    /// Congestion notification packets: they leave first.
-    notifications: VecDeque<u32>,
     /// An event is on its way for the time when the link is free.
     armed: bool,
 }
@@ -115,6 +108,7 @@ pub(crate) struct Totals {
     pub(crate) gaps: u64,
     pub(crate) timeouts: u64,
     pub(crate) probes: u64,
+    pub(crate) retransmitted: u64,
     pub(crate) failed: u64,
     pub(crate) received: u64,
     pub(crate) handled: u64,
@@ -204,6 +198,7 @@ impl Network {
         self.totals.gaps += counters.rcvd_seq_err + counters.implied_nak_seq_err;
         self.totals.timeouts += counters.local_ack_timeout_err;
         self.totals.probes += counters.probes;
+        self.totals.retransmitted += counters.retransmitted;
     }
 
     /// Counters of the connections that are open at the end.
@@ -229,7 +224,7 @@ impl Network {
     /// The same; its latency counts from an earlier time.
     pub(crate) fn post_since(&mut self, posted: Picos, end: u32, bytes: u32, class: usize, token: u64) {
         let message = self.messages.insert(Message { posted, bytes, class, token });
-        if !self.ends[end as usize].post(self.now, message, bytes) {
+        if !self.ends[end as usize].post(message, bytes) {
             self.messages.remove(message);
             self.totals.failed += 1;
             return;
@@ -260,12 +255,6 @@ impl Network {
             Event::Free { host } => {
                 self.hosts[host as usize].armed = false;
                 self.transmit(host);
-            }
-            Event::Pace { end, generation } => {
-                if self.ends[end as usize].generation == generation {
-                    self.ends[end as usize].paced = false;
-                    self.make_ready(end);
-                }
             }
             Event::Timer { end, generation } => self.timer(end, generation),
             Event::Wake { token } => self.notices.push_back(Notice::Wake { token }),
@@ -301,7 +290,7 @@ impl Network {
         let link = self.topology.host_up(host);
         loop {
             let state = &mut self.hosts[host as usize];
-            if state.ready.is_empty() && state.notifications.is_empty() {
+            if state.ready.is_empty() {
                 return;
             }
             let free_at = self.links.free_at(link);
@@ -312,9 +301,7 @@ impl Network {
                 }
                 return;
             }
-            if let Some(packet) = state.notifications.pop_front() {
-                self.launch(link, packet);
-            } else if let Some(end) = state.ready.pop_front() {
+            if let Some(end) = state.ready.pop_front() {
                 self.give_turn(host, link, end);
             }
         }
@@ -322,33 +309,25 @@ impl Network {
 
     fn give_turn(&mut self, host: u32, link: LinkId, end: u32) {
         let state = &mut self.ends[end as usize];
-        match state.poll(self.now) {
-            Turn::Send(transmit) => {
-                let packet = Packet {
-                    kind: Kind::Transport(transmit.header),
-                    source: state.host,
-                    destination: state.peer_host,
-                    end: end ^ 1,
-                    generation: state.generation,
-                    port: state.port,
-                    marked: false,
-                    payload: transmit.payload.len(),
-                };
-                self.hosts[host as usize].ready.push_back(end);
-                let slot = self.packets.insert(packet);
-                self.launch(link, slot);
-                self.arm_timer(end);
-            }
-            Turn::WaitUntil(at) => {
-                state.queued = false;
-                if !state.paced {
-                    state.paced = true;
-                    let generation = state.generation;
-                    self.events.push(at, Event::Pace { end, generation });
-                }
-            }
-            Turn::Idle => state.queued = false,
-        }
+        let Some((kind, payload)) = state.poll(self.now) else {
+            state.queued = false;
+            return self.arm_timer(end);
+        };
+        let packet = Packet {
+            kind,
+            source: state.host,
+            destination: state.peer_host,
+            end: end ^ 1,
+            generation: state.generation,
+            port: state.port,
+            marked: false,
+            payload,
+        };
+        self.totals.notifications += u64::from(matches!(kind, Kind::CongestionNotification));
+        self.hosts[host as usize].ready.push_back(end);
+        let slot = self.packets.insert(packet);
+        self.launch(link, slot);
+        self.arm_timer(end);
     }
 
     fn launch(&mut self, link: LinkId, packet: u32) {
@@ -409,49 +388,15 @@ impl Network {
         if self.ends[end as usize].generation != packet.generation {
             return;
         }
-        if packet.marked {
-            self.notify(end);
-        }
         let state = &mut self.ends[end as usize];
-        match packet.kind {
-            Kind::CongestionNotification => state.control.on_congestion_notification(self.now),
-            Kind::Transport(header) => {
-                let before = state.received;
-                state.receive(self.now, &header, packet.payload);
-                let bytes = state.received - before;
-                self.received[state.host as usize] += bytes;
-                self.totals.received += bytes;
-                self.collect(end);
-                self.make_ready(end);
-                self.arm_timer(end);
-            }
-        }
-    }
-
-    /// A marked packet arrived: the sender gets a congestion notification packet, unless it got one
-    /// a short while ago.
-    fn notify(&mut self, end: u32) {
-        let state = &mut self.ends[end as usize];
-        let interval = self.config.transport.cnp_interval;
-        if state.notified_at.is_some_and(|at| self.now < at + interval) {
-            return;
-        }
-        state.notified_at = Some(self.now);
-        let packet = Packet {
-            kind: Kind::CongestionNotification,
-            source: state.host,
-            destination: state.peer_host,
-            end: end ^ 1,
-            generation: state.generation,
-            port: state.port,
-            marked: false,
-            payload: 0,
-        };
-        let host = state.host;
-        self.totals.notifications += 1;
-        let slot = self.packets.insert(packet);
-        self.hosts[host as usize].notifications.push_back(slot);
-        self.transmit(host);
+        let before = state.received;
+        state.receive(self.now, &packet);
+        let bytes = state.received - before;
+        self.received[state.host as usize] += bytes;
+        self.totals.received += bytes;
+        self.collect(end);
+        self.make_ready(end);
+        self.arm_timer(end);
     }
 
     fn collect(&mut self, end: u32) {

@@ -1,21 +1,19 @@
 //! Packets on their way: headers and lengths, no payload.
 
-use nobounce_protocol::wire::{Header, ICRC_LEN};
+use nobounce_protocol::wire::{CongestionNotification, Header, ICRC_LEN, SelectiveAck};
 
 use crate::units::index;
 
 /// Bytes around the base transport header: UDP 8, IPv4 20, Ethernet 14, its checksum 4, preamble
 /// and gap 20.
 const FRAMING: u32 = 66;
-/// Bytes of a congestion notification packet: base transport header and 16 reserved bytes.
-const CNP_LEN: u32 = 12 + 16;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     /// Of a queue pair.
     Transport(Header),
-    /// A congestion notification packet.
+    SelectiveAck(SelectiveAck),
     CongestionNotification,
 }
 
@@ -40,10 +38,11 @@ impl Packet {
     /// Bytes that it occupies a link for.
     pub(crate) fn wire_len(&self) -> u32 {
         let transport = match &self.kind {
-            Kind::Transport(header) => index(header.len()) + u32::from(header.pad),
-            Kind::CongestionNotification => CNP_LEN,
+            Kind::Transport(header) => index(header.len() + ICRC_LEN) + u32::from(header.pad),
+            Kind::SelectiveAck(ack) => index(ack.len()),
+            Kind::CongestionNotification => index(CongestionNotification::LEN),
         };
-        transport + self.payload + index(ICRC_LEN) + FRAMING
+        transport + self.payload + FRAMING
     }
 }
 

@@ -81,6 +81,8 @@ pub struct PacketCounts {
     pub gaps: u64,
     pub timeouts: u64,
     pub probes: u64,
+    /// Packets sent again by selective retransmission.
+    pub retransmitted: u64,
     /// Messages that ended with an error.
     pub failed: u64,
 }
@@ -125,6 +127,7 @@ impl Report {
                 gaps: totals.gaps,
                 timeouts: totals.timeouts,
                 probes: totals.probes,
+                retransmitted: totals.retransmitted,
                 failed: totals.failed,
             },
             events: totals.handled,

@@ -23,7 +23,6 @@ fn incast(senders: usize) -> Report {
     let mut config = Config::new(fabric, 200 * MILLISECOND);
     config.transport.control = Algorithm::Dcqcn;
     config.transport.mtu = 1024;
-    config.transport.burst = 1024;
     config.sample_every = 20 * MICROSECOND;
     run(config, &Workload::Incast { senders, message: 4 << 20, short: 0, short_load: 0.0 }).unwrap()
 }

@@ -12,7 +12,6 @@ fn fixed(senders: usize, packets: u64) -> Report {
     let mut config = Config::new(Fabric::single_switch(senders + 1, 100.0), 5 * MILLISECOND);
     config.fabric.switch.ecn = false;
     config.transport.control = Algorithm::Fixed(packets * 4096);
-    config.transport.burst = 0;
     run(config, &Workload::Incast { senders, message: 1 << 20, short: 0, short_load: 0.0 }).unwrap()
 }
 
@@ -55,7 +54,7 @@ fn random_arrivals_wait_as_in_an_m_d_1_queue() {
     for load in [0.3, 0.5, 0.7, 0.8] {
         let mut config = Config::new(Fabric::single_switch(65, 100.0), 100 * MILLISECOND);
         config.fabric.switch.ecn = false;
-        config.transport.control = Algorithm::Loss;
+        config.transport.control = Algorithm::Aimd;
         let workload = Workload::Incast { senders: 64, message: 0, short: 4096, short_load: load };
         let report = run(config, &workload).unwrap();
         // An only packet has a RETH and immediate data, too.

@@ -291,7 +291,11 @@ impl Proxy {
             None => None,
         };
         let is_flush = matches!(descriptor.action, Action::Flush { .. });
-        if is_flush && std::mem::take(&mut self.peers[at].refused[channel]) {
+        // A signal says that everything before it has arrived. A flush tells kernels of it, once.
+        let tells = is_flush || signal.is_some() || matches!(descriptor.action, Action::Add { .. });
+        let refused = &mut self.peers[at].refused[channel];
+        if tells && *refused {
+            *refused = !is_flush;
             return Err(
                 Refusal::Post { reason: "an earlier descriptor to this rank was refused".into() }.into()
             );

@@ -178,12 +178,12 @@ fn accept(
     listener.set_nonblocking(true).map_err(|source| RendezvousError::Listen { addr, source })?;
     let mut found: Vec<Option<TcpStream>> = (1..ranks).map(|_| None).collect();
     while found.iter().any(Option::is_none) {
+        if began.elapsed() > limit {
+            let absent: Vec<_> =
+                (1..ranks).zip(&found).filter(|(_, one)| one.is_none()).map(|(rank, _)| rank).collect();
+            return Err(RendezvousError::Missing { missing: absent.len(), ranks, addr, limit, absent });
+        }
         let Ok((mut stream, _)) = listener.accept() else {
-            if began.elapsed() > limit {
-                let absent: Vec<_> =
-                    (1..ranks).zip(&found).filter(|(_, one)| one.is_none()).map(|(rank, _)| rank).collect();
-                return Err(RendezvousError::Missing { missing: absent.len(), ranks, addr, limit, absent });
-            }
             std::thread::sleep(RETRY / 4);
             continue;
         };

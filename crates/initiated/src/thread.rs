@@ -81,6 +81,12 @@ impl ProxyThread {
         Ok(Self { stop, thread: Some(thread), reports })
     }
 
+    /// Whether it has ended by itself, after an error.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Refused and failed descriptors so far.
     #[must_use]
     pub fn reports(&self) -> Vec<Report> {

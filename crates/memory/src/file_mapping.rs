@@ -87,11 +87,6 @@ impl FileMapping {
         }
     }
 
-    /// Starts to read absent pages of the range. A hint: errors show when the pages are used.
-    pub fn prefetch(&self, range: Range<usize>) {
-        let _ = self.advise(&range, libc::MADV_WILLNEED);
-    }
-
     /// Whether the first, the middle and the last page of the range are in the page cache. The kernel
     /// answers yes for a file that the caller neither owns nor may write.
     #[must_use]

@@ -180,6 +180,14 @@ impl Device {
         }
     }
 
+    /// The largest path MTU to that address, as far as this machine knows.
+    pub fn max_mtu_to(&self, remote: IpAddr) -> Mtu {
+        match self {
+            Self::Soft(soft) => soft.max_mtu_to(remote),
+            Self::Hard(hard) => hard.port().mtu,
+        }
+    }
+
     /// The longest message in bytes.
     pub fn max_message(&self) -> u32 {
         match self {
@@ -508,6 +516,22 @@ impl Qp {
         match self {
             Self::Soft(soft) => Ok(soft.modify(attr)?),
             Self::Hard(hard) => Ok(hard.modify(attr, lid)?),
+        }
+    }
+
+    /// Probes whether packets of its path MTU reach the peer; see [`path_mtu`](Self::path_mtu). Does
+    /// nothing on hardware.
+    pub fn probe_path(&self) {
+        if let Self::Soft(soft) = self {
+            soft.probe_path();
+        }
+    }
+
+    /// What is known of the path to its peer; nothing on hardware.
+    pub fn path_mtu(&self) -> soft::PathMtu {
+        match self {
+            Self::Soft(soft) => soft.path_mtu(),
+            Self::Hard(_) => soft::PathMtu::Unknown,
         }
     }
 

@@ -5,13 +5,14 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use nobounce_nic::any::{Channel, Cq, Qp};
-use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, Qpn};
+use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, QpState, Qpn};
 use nobounce_nic::work::QpLimits;
 
 use crate::connection::Connection;
 use crate::control::ControlChannel;
 use crate::device::Device;
 use crate::handshake::{self, HandshakeError, Hello, MAX_QPS, QpHalf};
+use crate::path_mtu;
 
 /// How to connect. The defaults suit most.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,7 +163,7 @@ fn shake_hands(
     let mut lanes = Lanes::make(device, options, options.qps)?;
     let ours = lanes.hello(device, options);
     handshake::send_hello(&control, &ours, deadline)?;
-    let theirs = handshake::receive_answer(&control, deadline)?;
+    let mut theirs = handshake::receive_answer(&control, deadline)?;
     theirs.check_reachable(device.nic(), &control)?;
     if theirs.qps.len() != lanes.qps.len() {
         return Err(HandshakeError::Malformed { what: "wrong number of queue pairs" });
@@ -170,8 +171,17 @@ fn shake_hands(
     if theirs.mtu > ours.mtu {
         return Err(HandshakeError::Malformed { what: "MTU larger than offered" });
     }
+    let agreed = theirs.mtu;
+    theirs.mtu = agreed.min(device.nic().max_mtu_to(theirs.addr).bytes());
     lanes.raise(options, &theirs)?;
-    handshake::send_ready(&control, deadline)?;
+    if let Some(mtu) = path_mtu::probe(&lanes, theirs.addr, deadline)? {
+        theirs.mtu = mtu.bytes();
+        lanes.lower(options, &theirs)?;
+    }
+    match Mtu::from_bytes(theirs.mtu) {
+        Some(mtu) if mtu.bytes() < agreed => handshake::send_smaller_mtu(&control, mtu, deadline)?,
+        _ => handshake::send_ready(&control, deadline)?,
+    }
     Ok(Connection::new(device, lanes, control, &theirs))
 }
 
@@ -229,6 +239,18 @@ impl Lanes {
             options.raise(qp, (*ours, self.rd_atomic), *to, theirs)?;
         }
         Ok(())
+    }
+}
+
+impl Lanes {
+    /// Moves them there once more, with a smaller MTU. Nothing was posted yet.
+    pub(crate) fn lower(&mut self, options: &ConnectOptions, theirs: &Hello) -> Result<(), HandshakeError> {
+        let failed = |error: &dyn std::fmt::Display| HandshakeError::QueuePair(error.to_string());
+        for qp in &self.qps {
+            qp.modify(&QpAttr::to_state(QpState::Reset), 0).map_err(|error| failed(&error))?;
+            qp.modify(&QpAttr::to_init(Access::all()), 0).map_err(|error| failed(&error))?;
+        }
+        self.raise(options, theirs)
     }
 }
 

@@ -4,7 +4,9 @@
 //! connecting side                     listening side
 //! preamble, Hello(queue pairs)   ->
 //!                                <-   preamble, HandshakeReply::{Accepted(Hello), Refused(why)}
-//! Ready (an empty frame)         ->
+//! Ready (an empty frame, or an
+//! MTU that the path carries)     ->
+//!                                <-   if there is an MTU: an empty frame
 //! ```
 //! The preamble is 8 bytes of magic and a 4-byte version, little-endian. Frames are postcard with a
 //! 4-byte length prefix. The listening side answers a wrong version with its own preamble, so that
@@ -105,6 +107,21 @@ pub enum HandshakeError {
         ours: IpAddr,
         /// The address of the other end's device.
         theirs: IpAddr,
+    },
+    /// The path carries not even the shortest packets with a payload.
+    #[error(
+        "packets of {bytes} bytes of payload do not reach {peer}: {sent} sent, none answered, while {answered} short ones were; \
+         a router or tunnel between drops them without an ICMP message: raise its MTU"
+    )]
+    PathMtu {
+        /// The address of the other end's device.
+        peer: IpAddr,
+        /// The payload of the shortest packets that were tried.
+        bytes: u32,
+        /// Packets of these lengths that were sent.
+        sent: u32,
+        /// Short packets that were answered.
+        answered: u32,
     },
     /// Our device could not create the queue pairs.
     #[error("cannot create the queue pairs: {0}")]
@@ -247,6 +264,7 @@ const WAIT_HELLO: &str = "waiting for the hello";
 const SAY_ANSWER: &str = "sending the answer";
 const WAIT_ANSWER: &str = "waiting for the answer";
 const WAIT_READY: &str = "waiting for the confirmation";
+const WAIT_LOWERED: &str = "waiting for the smaller MTU";
 const SAY_READY: &str = "sending the confirmation";
 
 /// Connecting side, first step.
@@ -274,17 +292,31 @@ pub(crate) fn receive_hello(control: &ControlChannel, deadline: Instant) -> Resu
     Ok(hello)
 }
 
-/// Listening side, second step: returns when the other end has confirmed.
+/// Listening side, second step: returns when the other end has confirmed; with a smaller MTU, if the
+/// path does not carry the agreed one.
 pub(crate) fn accept(
     control: &ControlChannel,
     hello: Hello,
     deadline: Instant,
-) -> Result<(), HandshakeError> {
+) -> Result<Option<Mtu>, HandshakeError> {
+    let agreed = hello.mtu;
     let answer = encode(&HandshakeReply::Accepted(hello))?;
     control.send(&[], &answer, deadline).map_err(|error| HandshakeError::at(SAY_ANSWER, error))?;
     let ready =
         control.receive(MAX_HELLO, deadline).map_err(|error| HandshakeError::at(WAIT_READY, error))?;
-    if ready.is_empty() { Ok(()) } else { Err(HandshakeError::Malformed { what: "confirmation not empty" }) }
+    if ready.is_empty() {
+        return Ok(None);
+    }
+    let lower = ready.as_slice().try_into().ok().and_then(|bytes| Mtu::from_bytes(u32::from_le_bytes(bytes)));
+    match lower {
+        Some(mtu) if mtu.bytes() < agreed => Ok(Some(mtu)),
+        _ => Err(HandshakeError::Malformed { what: "confirmation without a smaller MTU" }),
+    }
+}
+
+/// Listening side, last step after a smaller MTU: its queue pairs have it.
+pub(crate) fn send_lowered(control: &ControlChannel, deadline: Instant) -> Result<(), HandshakeError> {
+    control.send(&[], &[], deadline).map_err(|error| HandshakeError::at(SAY_ANSWER, error))
 }
 
 /// Listening side, instead: sends the reason for a refusal. The other end may be gone already, so
@@ -317,6 +349,21 @@ pub(crate) fn receive_answer(control: &ControlChannel, deadline: Instant) -> Res
 /// Connecting side, last step.
 pub(crate) fn send_ready(control: &ControlChannel, deadline: Instant) -> Result<(), HandshakeError> {
     control.send(&[], &[], deadline).map_err(|error| HandshakeError::at(SAY_READY, error))
+}
+
+/// Connecting side, last step if the path does not carry the agreed MTU: returns when the other
+/// end's queue pairs have the smaller one.
+pub(crate) fn send_smaller_mtu(
+    control: &ControlChannel,
+    mtu: Mtu,
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
+    let sent = control.send(&[], &mtu.bytes().to_le_bytes(), deadline);
+    sent.map_err(|error| HandshakeError::at(SAY_READY, error))?;
+    let answer =
+        control.receive(MAX_HELLO, deadline).map_err(|error| HandshakeError::at(WAIT_LOWERED, error))?;
+    let lowered = answer.is_empty();
+    if lowered { Ok(()) } else { Err(HandshakeError::Malformed { what: "answer to an MTU not empty" }) }
 }
 
 fn preamble() -> [u8; 12] {

@@ -89,6 +89,7 @@ mod health;
 mod lane;
 mod listener;
 mod message;
+mod path_mtu;
 mod peer_gone;
 #[allow(unsafe_code)] // the same memory is registered with several devices
 mod rails;

@@ -154,13 +154,18 @@ impl Listener {
         let prepared = theirs.check_reachable(self.device.nic(), &control).and_then(|()| {
             let mut lanes = Lanes::make(&self.device, &self.options, theirs.qps.len())?;
             let ours = lanes.hello(&self.device, &self.options);
-            let agreed = ours.mtu.min(theirs.mtu);
+            let agreed = ours.mtu.min(theirs.mtu).min(self.device.nic().max_mtu_to(theirs.addr).bytes());
             let theirs = Hello { mtu: agreed, ..theirs };
             lanes.raise(&self.options, &theirs)?;
             Ok((lanes, Hello { mtu: agreed, ..ours }, theirs))
         });
-        let (lanes, ours, theirs) = prepared.inspect_err(|why| handshake::refuse(&control, why, deadline))?;
-        handshake::accept(&control, ours, deadline)?;
+        let (mut lanes, ours, mut theirs) =
+            prepared.inspect_err(|why| handshake::refuse(&control, why, deadline))?;
+        if let Some(mtu) = handshake::accept(&control, ours, deadline)? {
+            theirs.mtu = mtu.bytes();
+            lanes.lower(&self.options, &theirs)?;
+            handshake::send_lowered(&control, deadline)?;
+        }
         Ok(Connection::new(&self.device, lanes, control, &theirs))
     }
 }

@@ -1,17 +1,20 @@
 //! Multi-rail transfers: splits a transfer over several NICs (one connection each) by the speed of
 //! their ports.
 //!
-//! Host or GPU memory is registered with every rail's device. If a rail fails, the whole transfer
-//! fails once the other rails have ended. The error names the rail; nothing is retried on another
-//! one.
+//! Host or GPU memory is registered with every rail's device. If the link of a rail fails, the other
+//! rails carry its part: a WRITE or READ may be repeated. That rail is not used again. Any other
+//! error, or that of the last rail, ends the transfer, once the other rails have ended, and names
+//! the rail.
 
 use std::collections::VecDeque;
 use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::GpuOptions;
+use nobounce_nic::soft::Status;
 
 use crate::connection::Connection;
 use crate::lane::PostError;
@@ -31,6 +34,8 @@ pub struct Rails {
     speeds: Vec<u64>,
     /// The longest message in bytes, if below what the ports carry.
     longest: u32,
+    /// Whose link has failed.
+    failed: Vec<AtomicBool>,
 }
 
 /// Memory that is registered with the device of every rail.
@@ -121,7 +126,8 @@ impl Rails {
             .iter()
             .map(|rail| rail.device().nic().hard().map_or(0, |hard| hard.port().megabits))
             .collect();
-        Ok(Self { rails, speeds, longest: u32::MAX })
+        let failed = rails.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Self { rails, speeds, longest: u32::MAX, failed })
     }
 
     /// Sets measured speeds, in any unit, instead of the ports' speeds.
@@ -142,6 +148,30 @@ impl Rails {
     fn count(&self, given: usize) -> Result<(), RailError> {
         let rails = self.rails.len();
         if given == rails { Ok(()) } else { Err(RailError::Count { given, rails }) }
+    }
+
+    /// The rails whose link has failed, and which are not used any more.
+    pub fn failed(&self) -> Vec<usize> {
+        (0..self.rails.len()).filter(|rail| self.has_failed(*rail)).collect()
+    }
+
+    fn has_failed(&self, rail: usize) -> bool {
+        self.failed[rail].load(Ordering::Relaxed)
+    }
+
+    /// Takes a rail out of use after that error, if its link is the cause and another rail is left.
+    fn retire(&self, rail: usize, error: &WaitError) -> bool {
+        let others = (0..self.rails.len()).any(|other| other != rail && !self.has_failed(other));
+        if !is_link_failure(error) || !others {
+            return false;
+        }
+        if !self.failed[rail].swap(true, Ordering::Relaxed) {
+            let (device, peer) = self.name(rail);
+            tracing::warn!(
+                "rail {rail} ({device} to {peer}) failed: {error}; the other rails carry its part"
+            );
+        }
+        true
     }
 
     /// The connections.
@@ -227,7 +257,7 @@ impl Rails {
     /// for completion.
     ///
     /// # Errors
-    /// Names the rail that failed. Nothing of the transfer is in flight by then, except after a
+    /// Names the rail that failed: no other one was left, or its link is not the cause. Nothing of the transfer is in flight by then, except after a
     /// timeout.
     pub fn write(
         &self,
@@ -269,20 +299,26 @@ impl Rails {
         let deadline = Instant::now() + timeout;
         self.count(remote.len())?;
         self.count(local.regions().count())?;
-        let mut tracks: Vec<_> = split(range.len(), &self.speeds)
+        let mut tracks: Vec<_> = self
+            .split(range.len())
             .into_iter()
             .zip(&self.rails)
             .map(|(share, rail)| {
                 let longest = self.longest.min(rail.device().nic().max_message());
-                Track { left: pieces(share, longest).peekable(), begun: VecDeque::new() }
+                Track { left: pieces(share, longest).peekable(), begun: VecDeque::new(), lost: Vec::new() }
             })
             .collect();
         let mut failed = None;
+        // Pieces of rails whose link has failed.
+        let mut moved = VecDeque::new();
         loop {
             for (at, (track, (local, remote))) in
                 tracks.iter_mut().zip(local.regions().zip(remote)).enumerate()
             {
-                let begun = track.post(|piece| {
+                if self.has_failed(at) {
+                    continue;
+                }
+                let begun = track.post(&mut moved, |piece| {
                     let (from, to) = (range.start + piece.start, offset.saturating_add(piece.start as u64));
                     begin(&self.rails[at], local, from..from + piece.len(), remote, to)
                 });
@@ -295,21 +331,41 @@ impl Rails {
             // caller may free the memory.
             if failed.is_some() {
                 tracks.iter_mut().for_each(Track::stop);
+                moved.clear();
             }
             let waiting = tracks.iter().filter(|track| !track.begun.is_empty()).count();
             if waiting == 0 {
                 return failed.map_or(Ok(()), Err);
             }
-            let is_filling = tracks.iter_mut().any(|track| track.left.peek().is_some());
+            let is_filling = !moved.is_empty() || tracks.iter_mut().any(|track| track.left.peek().is_some());
             for (at, track) in tracks.iter_mut().enumerate() {
                 // Wait briefly for each rail while another one may run dry.
                 let most = if is_filling && waiting > 1 { TURN } else { timeout };
                 if let Err(error) = self.wait_for_room(at, track, deadline, most) {
+                    if failed.is_none() && self.retire(at, &error) {
+                        moved.extend(track.lost.drain(..).chain(track.left.by_ref()));
+                        continue;
+                    }
                     let (device, peer) = self.name(at);
                     failed.get_or_insert(RailError::Failed { rail: at, device, peer, error });
                 }
             }
         }
+    }
+
+    /// Shares of a transfer in rail order; nothing for a failed rail, unless all have failed.
+    fn split(&self, len: usize) -> Vec<Range<usize>> {
+        let is_used = |rail: &usize| !self.has_failed(*rail);
+        let used: Vec<usize> = (0..self.rails.len()).filter(is_used).collect();
+        if used.len() == self.rails.len() || used.is_empty() {
+            return split(len, &self.speeds);
+        }
+        let speeds: Vec<u64> = used.iter().map(|rail| self.speeds[*rail]).collect();
+        let mut shares = vec![0..0; self.rails.len()];
+        for (rail, share) in used.into_iter().zip(split(len, &speeds)) {
+            shares[rail] = share;
+        }
+        shares
     }
 
     /// Waits at most `most` for the oldest posted piece, and takes all that completed with it.
@@ -322,9 +378,10 @@ impl Rails {
     ) -> Result<(), WaitError> {
         let mut result = Ok(());
         let mut most = most;
-        while let Some(ticket) = track.begun.front() {
+        while let Some((ticket, _)) = track.begun.front() {
             let left = deadline.saturating_duration_since(Instant::now());
             let ended = self.rails[at].wait(*ticket, left.min(most));
+            let is_lost = ended.is_err();
             match ended {
                 // A port that is down is reported early and once, and ends nothing: it may come
                 // back, or the share fails soon.
@@ -338,7 +395,10 @@ impl Rails {
                 Err(error) if result.is_ok() => result = Err(error),
                 _ => {}
             }
-            track.begun.pop_front();
+            let ended = track.begun.pop_front();
+            if let Some((_, piece)) = ended.filter(|_| is_lost) {
+                track.lost.push(piece);
+            }
             most = Duration::ZERO;
         }
         result
@@ -369,22 +429,39 @@ impl RailRegion {
 struct Track<I: Iterator<Item = Range<usize>>> {
     /// Pieces still to be posted.
     left: Peekable<I>,
-    /// Operations in flight, in order.
-    begun: VecDeque<Ticket>,
+    /// Operations in flight, in order, with their pieces.
+    begun: VecDeque<(Ticket, Range<usize>)>,
+    /// Pieces of operations that failed.
+    lost: Vec<Range<usize>>,
+}
+
+/// Whether the link, or what is attached to it, is the cause: another rail may work.
+fn is_link_failure(error: &WaitError) -> bool {
+    match error {
+        WaitError::Failed { status, .. } => matches!(status, Status::RetryExceeded | Status::Flushed),
+        WaitError::PeerGone { .. } | WaitError::PortDown { .. } => true,
+        _ => false,
+    }
 }
 
 impl<I: Iterator<Item = Range<usize>>> Track<I> {
-    /// Posts as many pieces as the queue holds.
-    fn post(&mut self, begin: impl Fn(Range<usize>) -> Result<Ticket, PostError>) -> Result<(), PostError> {
-        while let Some(piece) = self.left.peek() {
+    /// Posts as many pieces as the queue holds: its own, then those of failed rails.
+    fn post(
+        &mut self,
+        moved: &mut VecDeque<Range<usize>>,
+        begin: impl Fn(Range<usize>) -> Result<Ticket, PostError>,
+    ) -> Result<(), PostError> {
+        while let Some(piece) = self.left.peek().or_else(|| moved.front()).cloned() {
             match begin(piece.clone()) {
-                Ok(ticket) => self.begun.push_back(ticket),
+                Ok(ticket) => self.begun.push_back((ticket, piece)),
                 // A completion of our own frees a slot. A queue that others filled is not ours to
                 // drain.
                 Err(error) if error.is_full() && !self.begun.is_empty() => return Ok(()),
                 Err(error) => return Err(error),
             }
-            self.left.next();
+            if self.left.next().is_none() {
+                moved.pop_front();
+            }
         }
         Ok(())
     }

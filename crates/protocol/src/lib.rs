@@ -4,6 +4,7 @@
 //! or go to (a work request and an offset, or a remote key and an address); the caller moves them.
 //!
 //! - [`cm`]: how two sides agree on a connection.
+//! - [`congestion`]: window and pacing of a sender.
 //! - [`qp`]: one queue pair: states, requester, responder.
 //! - [`seal`]: packets between devices that share a secret.
 //! - [`sim`]: endpoints and a bad network on a virtual clock.
@@ -19,7 +20,7 @@
 //! ```text
 //! sim  pcap        a virtual network; capture files
 //! cm   qp  seal    connections; queue pairs; sealed packets
-//! wire             packets
+//! wire congestion  packets; congestion control
 //! timing  rng      time encodings; seeded random numbers
 //! ```
 //!
@@ -33,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cm;
+pub mod congestion;
 pub mod pcap;
 pub mod qp;
 pub mod rng;

@@ -271,3 +271,76 @@ fn random_attackers() {
         nobounce_protocol::seal::fuzzing::sealed(&data);
     }
 }
+
+/// Who repeats recorded requests does not take the session of a sender that is about to use it.
+#[test]
+fn recorded_requests_displace_no_later_one() {
+    let mut b = end(B, keys(&["01"]), 2);
+    let recorded: Vec<_> = (0..20_u8)
+        .map(|n| {
+            let mut earlier = end(A, keys(&["01"]), 50 + n);
+            earlier.set_time(NOW.0, 1_000_000 + u64::from(n));
+            earlier.route(NOW.0, B, QPN);
+            earlier.poll_message().unwrap().packet
+        })
+        .collect();
+    let mut room = [0; 256];
+    let mut replay = |b: &mut Seal| {
+        for packet in &recorded {
+            let _ = b.handle_packet(NOW, (A, None), packet, &mut room);
+            while b.poll_message().is_some() {}
+        }
+    };
+    replay(&mut b);
+    let mut a = end(A, keys(&["01"]), 1);
+    a.set_time(NOW.0, 2_000_000);
+    a.route(NOW.0, B, QPN);
+    assert_eq!(exchange(&mut a, &mut b), [Outcome::Ready(B, 0)]);
+    (0..10).for_each(|_| replay(&mut b));
+    let packet = sealed(&mut a, B, QPN, &[5; 40]);
+    assert_eq!(opened(&mut b, A, &packet), Ok(vec![5; 40]));
+}
+
+/// Forged packets with an unknown session from one address use up the notices to that address only.
+#[test]
+fn forged_packets_of_one_address_silence_nothing_for_others() {
+    let mut b = end(B, keys(&["01"]), 2);
+    let mut a = end(A, keys(&["01"]), 1);
+    a.route(NOW.0, B, QPN);
+    exchange(&mut a, &mut b);
+    let packet = sealed(&mut a, B, QPN, &[5; 40]);
+    let mut restarted = end(B, keys(&["01"]), 3);
+    let forger = IpAddr::from([10, 0, 0, 66]);
+    let mut notices = |from| {
+        assert_eq!(opened(&mut restarted, from, &packet), Err(Dropped::UnknownSession));
+        std::iter::from_fn(|| restarted.poll_message()).filter(|message| message.to == from).count()
+    };
+    let sent: usize = (0..1000).map(|_| notices(forger)).sum();
+    assert_eq!(sent, 8);
+    assert_eq!(notices(A), 1);
+    let all: usize = (0..=u8::MAX).map(|n| notices(IpAddr::from([10, 0, 1, n]))).sum();
+    assert_eq!(all, 62, "64 addresses in an interval");
+}
+
+/// A new secret with the identifier of the old one is another secret.
+#[test]
+fn secrets_are_told_apart_by_all_of_them() {
+    let ring = |n: u32| KeyRing::parse(&format!("{n:064x}")).unwrap();
+    let first = ring(1);
+    let twin = (2..).map(ring).find(|other| other.ids() == first.ids()).unwrap();
+    let (mut a, mut b) = (end(A, first.clone(), 1), end(B, first, 2));
+    a.route(NOW.0, B, QPN);
+    exchange(&mut a, &mut b);
+    let late = sealed(&mut a, B, QPN, &[5; 40]);
+    a.set_keys(twin.clone());
+    b.set_keys(twin);
+    assert_eq!(opened(&mut b, A, &late), Err(Dropped::UnknownSession), "its session is gone");
+    assert_eq!(a.route(NOW.0, B, QPN), Route::Wait, "so is that of the sender");
+}
+
+#[test]
+fn a_seed_is_not_printed() {
+    let config = SealConfig { keys: keys(&["01"]), mode: SealMode::Encrypt, local: A, seed: [171; 32] };
+    let shown = format!("{config:?} {:?}", Seal::new(&config));
+    assert!(!shown.contains("171") && !shown.contains("ab"), "{shown}");
+}

@@ -1,6 +1,6 @@
 //! Adapters by their driver: which methods of registration it implements.
 
-use crate::facts::Nic;
+use crate::facts::{Facts, Nic};
 
 /// Drivers whose verbs never import dma-bufs: none of them implements `reg_user_mr_dmabuf`.
 const WITHOUT_DMA_BUF: [&str; 16] = [
@@ -25,6 +25,18 @@ const WITHOUT_DMA_BUF: [&str; 16] = [
 /// Drivers whose registrations never use the peer-memory interface of ib_core, whatever client is
 /// registered there.
 const WITHOUT_PEER_MEMORY: [&str; 7] = ["hfi1", "qib", "efa", "usnic_verbs", "enic", "vmw_pvrdma", "erdma"];
+
+/// Whether the adapter's own driver may pin GPU memory, without a client of ib_core. Amazon's
+/// driver outside of the kernel does, and marks such builds by a `g` behind the version; the
+/// kernel's own has no version.
+pub fn may_pin_gpu_memory(facts: &Facts, nic: &Nic) -> bool {
+    if nic.driver.as_deref() != Some("efa") {
+        return false;
+    }
+    let Some(modules) = facts.kernel.modules.known() else { return true };
+    let version = modules.get("efa").and_then(|module| module.version.as_deref());
+    version.is_some_and(|version| version.ends_with('g'))
+}
 
 /// The driver of an adapter that imports no dma-bufs by its type.
 pub fn without_dma_buf(nic: &Nic) -> Option<&str> {

@@ -146,6 +146,8 @@ impl<'a> Pair<'a> {
         let (export, import) = (export.clone(), import.clone());
         let is_closed_type =
             adapters::without_dma_buf(nic).is_some() && !matches!(peermem, Answer::No("gpu-class", _));
+        // Loading a module changes nothing for Amazon's adapters.
+        let is_efa = nic.driver.as_deref() == Some("efa") && !matches!(peermem, Answer::No("gpu-class", _));
         let peermem = match of_pair("peermem") {
             Some(r) if r.probe.ok => Answer::Yes("registered by probe".to_owned()),
             Some(r) if methods::is_refused(facts, r) && !peermem.is_no() => {
@@ -155,8 +157,12 @@ impl<'a> Pair<'a> {
             _ if nic.is_software() => {
                 Answer::No("software-nic", "a software adapter has no DMA of its own".to_owned())
             }
+            // No module of the kernel matters to this driver.
+            _ if is_efa && adapters::may_pin_gpu_memory(facts, nic) => {
+                Answer::Unknown("whether EFA's driver pins GPU memory by itself was not probed".to_owned())
+            }
             // If no module is loaded either, report that first, unless the type is the whole cause.
-            _ if (!peermem.is_no() || is_closed_type)
+            _ if (!peermem.is_no() || is_closed_type || is_efa)
                 && let Some(driver) = adapters::without_peer_memory(nic) =>
             {
                 let product = adapters::product(driver);

@@ -75,7 +75,7 @@ pub fn export(facts: &Facts, gpu: &Gpu) -> Answer {
             ));
             Answer::No(id, why)
         }
-        None => match why_no_export(facts, gpu) {
+        None => match why_no_export(facts, gpu).or_else(|| no_p2pdma(facts)) {
             Some((id, why)) => Answer::No(id, why),
             None => Answer::Unknown("the driver was not queried".to_owned()),
         },
@@ -187,6 +187,15 @@ fn why_no_import(facts: &Facts) -> Option<(&'static str, String)> {
     None
 }
 
+/// Whether peer memory is likely to work although no registration proves it: its module is loaded,
+/// or the adapter's own driver may do without.
+pub fn peermem_is_likely(facts: &Facts, nic: &Nic, peermem: &Answer) -> bool {
+    let loaded = |name: &str| facts.kernel.is_loaded(name) == Some(true);
+    matches!(peermem, Answer::Unknown(_))
+        && (["nvidia_peermem", "nv_peer_mem"].iter().any(|name| loaded(name))
+            || adapters::may_pin_gpu_memory(facts, nic))
+}
+
 /// Whether peer memory works: a kernel module of the GPU is registered with the adapters' core.
 pub fn peermem(facts: &Facts, gpu: &Gpu) -> Answer {
     match (module(facts, gpu), gpudirect::supported(facts, gpu)) {
@@ -224,6 +233,10 @@ fn module(facts: &Facts, gpu: &Gpu) -> Answer {
     let (new, old) = (loaded("nvidia_peermem"), loaded("nv_peer_mem"));
     if new == Some(false) && old == Some(false) {
         return Answer::No("peermem-not-loaded", "no peer-memory module is loaded".to_owned());
+    }
+    if new.is_none() && kernel.peer_memory_api.get() == Some(false) {
+        // Whatever is loaded has nothing to register with.
+        return Answer::No("peermem-no-api", "ib_core has no peer-memory interface".to_owned());
     }
     if new.is_none() {
         return Answer::Unknown("the list of modules could not be read".to_owned());

@@ -1,6 +1,6 @@
 //! Whether the process can use a device at all: driver, device file, permission.
 
-use crate::facts::{Facts, Gpu, GpuVendor, Nic};
+use crate::facts::{Facts, Gpu, GpuVendor, Nic, Probe};
 use crate::methods::Answer;
 
 const EPERM: i32 = 1;
@@ -20,8 +20,12 @@ pub fn nic(facts: &Facts, nic: &Nic) -> Answer {
     if facts.libraries.verbs.known() == Some(&None) {
         return Answer::No("no-libibverbs", "there is no libibverbs.so.1".to_owned());
     }
+    let refused = nic.open_probe.known().filter(|probe| !probe.ok);
     let Some(nodes) = facts.devices.known() else {
-        return Answer::Unknown("/dev could not be read".to_owned());
+        return refused.map_or_else(
+            || Answer::Unknown("/dev could not be read".to_owned()),
+            |probe| not_opened(facts, probe),
+        );
     };
     let path = match nic.uverbs.known() {
         Some(Some(name)) => format!("/dev/infiniband/{name}"),
@@ -31,7 +35,15 @@ pub fn nic(facts: &Facts, nic: &Nic) -> Answer {
         None if facts.kernel.is_loaded("ib_uverbs") == Some(false) => {
             return Answer::No("no-uverbs", "ib_uverbs is not loaded".to_owned());
         }
-        None => return Answer::Unknown("its uverbs device is not known".to_owned()),
+        None if !nodes.iter().any(|node| node.path.starts_with("/dev/infiniband/uverbs")) => {
+            return Answer::No("no-dev-infiniband", "there is no /dev/infiniband/uverbs*".to_owned());
+        }
+        None => {
+            return refused.map_or_else(
+                || Answer::Unknown("its uverbs device is not known".to_owned()),
+                |probe| not_opened(facts, probe),
+            );
+        }
     };
     let Some(node) = nodes.iter().find(|node| node.path == path) else {
         return Answer::No("no-dev-infiniband", format!("there is no {path}"));
@@ -49,6 +61,18 @@ pub fn nic(facts: &Facts, nic: &Nic) -> Answer {
         Some(EACCES) => Answer::No("dev-permission", format!("{path}: permission denied")),
         Some(EPERM) => Answer::No("device-cgroup", format!("{path}: the container may not open it")),
         _ => Answer::No("nic-open", format!("{path}: {}", node.open.detail)),
+    }
+}
+
+/// Why an adapter was not opened, by what libibverbs said alone.
+fn not_opened(facts: &Facts, probe: &Probe) -> Answer {
+    let why = format!("libibverbs cannot open it: {}", probe.detail);
+    let detail = probe.detail.to_ascii_lowercase();
+    match probe.errno {
+        Some(EACCES) => Answer::No("dev-permission", why),
+        Some(EPERM) if facts.is_container() => Answer::No("device-cgroup", why),
+        _ if detail.contains("no userspace device-specific driver") => Answer::No("verbs-provider", why),
+        _ => Answer::No("nic-open", why),
     }
 }
 

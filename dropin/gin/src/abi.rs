@@ -102,8 +102,9 @@ pub struct Config {
 #[allow(missing_docs)]
 pub struct Config14 {
     pub config: Config,
+    /// 0: the kernels were compiled without this backend.
     pub backend_version: c_int,
-    /// Kernels name every rank of the group with 1, and otherwise only each so-manyth.
+    /// Kernels put only to each so-manyth rank, and still count all of them.
     pub rank_stride: c_int,
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nobounce::{Access, Device, GpuOptions, Hello, Region, RemoteRegion};
 use nobounce_initiated::descriptor::BYTES;
@@ -18,7 +19,7 @@ use nobounce_memory::gpu::kernel::PinnedWords;
 use nobounce_memory::gpu::{Gpu, GpuBuffer, GpuMemory, Shadowed};
 use serde::{Deserialize, Serialize};
 
-use crate::abi::{Config14, DeviceHandle, GPI, GPI_VERSION};
+use crate::abi::{Config, DeviceHandle, GPI, GPI_VERSION};
 use crate::error::GinError;
 use crate::group::Group;
 use crate::layout::{self, Layout};
@@ -51,7 +52,7 @@ pub struct Contexts {
     _buffer: GpuBuffer,
     _group: Arc<Group>,
     handle: Box<DeviceHandle>,
-    has_warned: bool,
+    has_warned: AtomicBool,
 }
 
 // SAFETY: the address in the handle is the GPU's.
@@ -65,20 +66,13 @@ fn count(given: i32, what: &'static str) -> Result<usize, GinError> {
 struct Plan {
     layout: Layout,
     log_depth: u32,
-    /// The ranks that kernels name, by their places in this list.
-    named: Vec<usize>,
-    /// The place of this rank.
-    own: usize,
 }
 
 impl Plan {
-    fn of(given: &Config14, (rank, ranks): (usize, usize)) -> Result<Self, GinError> {
-        let Config14 { config, rank_stride, .. } = given;
-        let stride = count(*rank_stride, "a negative stride of ranks")?.max(1);
-        let named: Vec<usize> = (rank % stride..ranks).step_by(stride).collect();
+    fn of(config: &Config, ranks: usize) -> Result<Self, GinError> {
         let layout = Layout {
             contexts: count(config.contexts, "a negative number of contexts")?.max(1),
-            ranks: named.len(),
+            ranks,
             counters: count(config.counters, "a negative number of counters")?,
             // A registration has at least one byte.
             signals: count(config.signals, "a negative number of signals")?.max(1),
@@ -86,22 +80,23 @@ impl Plan {
         if layout.all_counters() > MOST_COUNTERS {
             return Err(GinError::Argument { what: "more counters than 15 bits count" });
         }
-        Ok(Self { layout, log_depth: log_depth(config.queue_depth)?, named, own: rank / stride })
+        Ok(Self { layout, log_depth: log_depth(config.queue_depth)? })
     }
 }
 
 /// Memory that kernels and the proxy share.
 struct Shared {
-    buffer: GpuBuffer,
-    memory: Arc<GpuMemory>,
-    rings: PinnedWords,
+    // Registrations end before the memory does.
     signals: Vec<Region>,
+    memory: Arc<GpuMemory>,
+    buffer: GpuBuffer,
+    rings: PinnedWords,
 }
 
 impl Shared {
     fn allocate(gpu: &Arc<Gpu>, device: &Device, plan: &Plan) -> Result<Self, GinError> {
         let Plan { layout, log_depth, .. } = plan;
-        let (buffer, memory) = control_memory(gpu, layout.len())?;
+        let (memory, buffer) = control_memory(gpu, layout.len())?;
         let rings = PinnedWords::new(gpu, layout.contexts * (BYTES << log_depth) / 8)?;
         let signals = (0..layout.contexts).map(|context| {
             let (addr, len) = (buffer.addr() + layout.signals(context) as u64, layout.signals * STRIDE);
@@ -112,7 +107,7 @@ impl Shared {
                 .map_err(|source| GinError::Register { len, source })
         });
         let signals = signals.collect::<Result<_, _>>()?;
-        Ok(Self { buffer, memory, rings, signals })
+        Ok(Self { signals, memory, buffer, rings })
     }
 
     fn words(&self, offset: usize, len: usize) -> Result<WordMemory, GinError> {
@@ -155,20 +150,18 @@ impl Shared {
     }
 }
 
-/// Connects with the ranks that kernels name, and returns what they have said.
-fn connect(group: &Group, plan: &Plan, mesh: &Mesh, signals: &[Region]) -> Result<Vec<Card>, GinError> {
+/// Connects with all ranks, and returns what they have said.
+fn connect(group: &Group, mesh: &Mesh, signals: &[Region]) -> Result<Vec<Card>, GinError> {
     let ours = Card { hello: mesh.hello().clone(), signals: signals.iter().map(Region::remote).collect() };
-    let mut all: Vec<_> = group.exchange("a context", &ours)?.into_iter().map(Some).collect();
-    let cards = plan.named.iter().filter_map(|rank| all.get_mut(*rank)?.take());
-    let cards: Vec<Card> = cards.collect();
-    for (card, rank) in cards.iter().zip(&plan.named) {
-        let malformed = |_| GinError::Malformed { what: "a context", rank: *rank };
-        card.hello.check().map_err(malformed)?;
-    }
-    mesh.connect(plan.own, cards.iter().map(|card| &card.hello))?;
+    let cards: Vec<Card> = group.exchange_made("a context", Some(ours))?;
+    let checked = cards.iter().enumerate().try_for_each(|(rank, card)| {
+        card.hello.check().map_err(|_| GinError::Malformed { what: "a context", rank })
+    });
+    let hellos = cards.iter().map(|card| &card.hello);
+    let connected = checked.and_then(|()| Ok(mesh.connect(group.place().0, hellos)?));
     // Nothing is sent before all are ready to receive.
-    group.exchange("the end of a context's set-up", &())?;
-    Ok(cards)
+    let all = group.exchange_made("its queue pairs", connected.as_ref().ok().copied());
+    connected.and(all.map(|_| cards))
 }
 
 impl Contexts {
@@ -176,20 +169,30 @@ impl Contexts {
     ///
     /// # Errors
     /// GPU memory cannot be reached by a window, a rank is gone, ...
-    pub fn create(group: &Arc<Group>, gpu: &Arc<Gpu>, given: &Config14) -> Result<Self, GinError> {
-        let (device, plan) = (group.device(), Plan::of(given, group.place())?);
+    pub fn create(group: &Arc<Group>, gpu: &Arc<Gpu>, config: &Config) -> Result<Self, GinError> {
+        let (device, (rank, ranks)) = (group.device(), group.place());
+        let plan = Plan::of(config, ranks)?;
         let layout = plan.layout;
-        let shared = Shared::allocate(gpu, device, &plan)?;
-        let scratch =
-            device.register(SCRATCH).map_err(|source| GinError::Register { len: SCRATCH, source })?;
-        let mesh = Mesh::create(device, plan.named.len())?;
-        let cards = connect(group, &plan, &mesh, &shared.signals)?;
-        let tables = plan.named.iter().zip(cards);
-        let tables = tables.map(|(at, card)| RankTable { at: *at, signals: card.signals }).collect();
+        let made = Shared::allocate(gpu, device, &plan).and_then(|shared| {
+            let scratch = device.register(SCRATCH);
+            let scratch = scratch.map_err(|source| GinError::Register { len: SCRATCH, source })?;
+            Ok((shared, scratch, Mesh::create(device, ranks)?))
+        });
+        let (shared, scratch, mesh) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                // The other ranks wait for this one.
+                let _ = group.exchange_made::<Card>("a context", None);
+                return Err(error);
+            }
+        };
+        let cards = connect(group, &mesh, &shared.signals)?;
+        let tables = cards.into_iter().enumerate();
+        let tables = tables.map(|(at, card)| RankTable { at, signals: card.signals }).collect();
         let table = Table::new(group.memory(), tables, layout.all_counters());
         let channels = (0..layout.contexts).map(|context| shared.channel(&plan, context));
         let parts = Parts {
-            rank: plan.own,
+            rank,
             channels: channels.collect::<Result<_, GinError>>()?,
             qps: mesh.qps,
             cq: mesh.cq,
@@ -216,7 +219,7 @@ impl Contexts {
             _buffer: buffer,
             _group: group.clone(),
             handle,
-            has_warned: false,
+            has_warned: AtomicBool::new(false),
         })
     }
 
@@ -225,19 +228,23 @@ impl Contexts {
         &raw mut *self.handle
     }
 
-    /// Whether a descriptor was refused or failed; the first time, with the reasons in the log.
-    pub fn has_failed(&mut self) -> bool {
+    /// Whether a descriptor was refused or failed, or the proxy has ended; the first time, with the
+    /// reasons in the log.
+    pub fn has_failed(&self) -> bool {
         let reports = self.proxy.reports();
-        if !reports.is_empty() && !self.has_warned {
-            self.has_warned = true;
+        let has_failed = !reports.is_empty() || self.proxy.has_ended();
+        if has_failed && !self.has_warned.swap(true, Ordering::Relaxed) {
             for report in &reports {
                 log::warn(&format!(
                     "context {}, descriptor {}: {}",
                     report.channel, report.number, report.reason
                 ));
             }
+            if self.proxy.has_ended() {
+                log::warn("the proxy of a context has ended: its operations are not carried out");
+            }
         }
-        !reports.is_empty()
+        has_failed
     }
 }
 
@@ -258,7 +265,7 @@ fn log_depth(asked: i32) -> Result<u32, GinError> {
 }
 
 /// Zeroed GPU memory with a window.
-pub(crate) fn control_memory(gpu: &Arc<Gpu>, len: usize) -> Result<(GpuBuffer, Arc<GpuMemory>), GinError> {
+pub(crate) fn control_memory(gpu: &Arc<Gpu>, len: usize) -> Result<(Arc<GpuMemory>, GpuBuffer), GinError> {
     let buffer = GpuBuffer::new(gpu, len)?;
     let memory = Arc::new(GpuMemory::reach(buffer.addr(), len, &GpuOptions::default())?);
     let Some(window) = memory.window() else {
@@ -266,5 +273,5 @@ pub(crate) fn control_memory(gpu: &Arc<Gpu>, len: usize) -> Result<(GpuBuffer, A
     };
     window.store(0, &vec![0; len][..])?;
     window.complete()?;
-    Ok((buffer, memory))
+    Ok((memory, buffer))
 }

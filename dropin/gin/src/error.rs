@@ -33,8 +33,18 @@ pub enum GinError {
     Malformed { what: &'static str, rank: usize },
     #[error("a window of {len} bytes cannot be registered: {source}")]
     Register { len: usize, source: RegisterError },
-    #[error("rank {rank} could not register its part of a window: see its log")]
-    Peer { rank: usize },
+    #[error("rank {rank} failed to make {what}: see its log")]
+    Peer { what: &'static str, rank: usize },
+    #[error(
+        "NCCL {version} does not know plugins of type GPI: 2.30.5 is the first; NCCL_GIN_TYPE=2 keeps to its proxy"
+    )]
+    Version { version: i32 },
+    #[error(
+        "the kernels were compiled with headers of NCCL 2.30.4 or earlier, which do not know type GPI: set NCCL_GIN_TYPE=2"
+    )]
+    Kernels,
+    #[error("the adapter has no access to GPU memory, or no atomics, which signals need: {reason}")]
+    Adapter { reason: String },
     #[error("{0} windows are registered already")]
     Handles(usize),
     #[error("memory that kernels poll cannot be prepared: {0}")]

@@ -103,6 +103,8 @@ impl Group {
             let Address { ip, port, token } = postcard::from_bytes(first).map_err(malformed)?;
             Rendezvous::join(SocketAddr::new(ip, port), token, own, count, LIMIT)?
         };
+        // From now on ranks take part when their programs do.
+        let rendezvous = rendezvous.without_limit()?;
         let memory = Arc::new(RwLock::new(Memory::new(ranks)));
         let (rendezvous, regions) = (Mutex::new(rendezvous), Mutex::default());
         Ok(Self { device, rank, ranks, rendezvous, memory, regions })
@@ -135,12 +137,27 @@ impl Group {
         what: &'static str,
         ours: &T,
     ) -> Result<Vec<T>, GinError> {
-        let bytes = postcard::to_stdvec(ours).map_err(|_| GinError::Malformed { what, rank: self.rank })?;
+        let malformed = |rank| GinError::Malformed { what, rank };
+        let bytes = postcard::to_stdvec(&(what, ours)).map_err(|_| malformed(self.rank))?;
         let all = self.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).exchange(&bytes)?;
-        let parse = |(rank, bytes): (usize, &Vec<u8>)| {
-            postcard::from_bytes(bytes).map_err(|_| GinError::Malformed { what, rank })
+        let parse = |(rank, bytes): (usize, &Vec<u8>)| match postcard::from_bytes::<(String, T)>(bytes) {
+            Ok((theirs, value)) if theirs == what => Ok(value),
+            _ => Err(malformed(rank)),
         };
         all.iter().enumerate().map(parse).collect()
+    }
+
+    /// The same for what a rank may have failed to make. All ranks take part, whatever happened here.
+    ///
+    /// # Errors
+    /// A rank has none.
+    pub fn exchange_made<T: Serialize + for<'a> Deserialize<'a>>(
+        &self,
+        what: &'static str,
+        ours: Option<T>,
+    ) -> Result<Vec<T>, GinError> {
+        let all = self.exchange(what, &ours)?.into_iter().enumerate();
+        all.map(|(rank, made)| made.ok_or(GinError::Peer { what, rank })).collect()
     }
 
     /// Registers the part of this rank in a window, as all others do theirs, and returns its handle.
@@ -163,13 +180,10 @@ impl Group {
                 unsafe { self.device.register_raw(base, len, Access::all()) }
             }
         };
-        // All ranks take part, whatever happened here.
         let ours = registered.as_ref().ok().filter(|region| !region.is_closed()).map(Region::remote);
-        let all: Vec<Option<RemoteRegion>> = self.exchange("a registration", &ours)?;
-        let region = registered.map_err(|source| GinError::Register { len, source })?;
-        let all = all.into_iter().enumerate();
-        let all = all.map(|(rank, region)| region.ok_or(GinError::Peer { rank }));
-        let all = all.collect::<Result<Vec<_>, _>>()?;
+        let all: Result<Vec<RemoteRegion>, _> = self.exchange_made("a registration", ours);
+        // The reason here says more than that there is none.
+        let (region, all) = (registered.map_err(|source| GinError::Register { len, source })?, all?);
         let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = memory.free_handle(FIRST_HANDLE).ok_or(GinError::Handles(regions.len()))?;

@@ -11,7 +11,7 @@
 //! | [`group`] | the ranks of a communicator, and their windows |
 //! | [`context`] | the rings of kernels, and their proxy |
 //! | `layout` | the GPU memory of a context |
-//! | [`error`], [`log`] | why a call fails, and NCCL's log |
+//! | [`error`], [`log`], [`nccl`] | why a call fails, NCCL's log and its version |
 
 pub mod abi;
 pub mod context;
@@ -19,4 +19,5 @@ pub mod error;
 pub mod group;
 mod layout;
 pub mod log;
+pub mod nccl;
 pub mod plugin;

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use nobounce::Device;
+use nobounce::{Access, Device, GpuOptions};
 use nobounce_dropin::entry::{Errno, guarded};
 use nobounce_memory::gpu::{Driver, Gpu};
 
@@ -13,11 +13,14 @@ use crate::context::{Contexts, control_memory};
 use crate::error::GinError;
 use crate::group::{Group, Listener, MemoryKind};
 use crate::log;
+use crate::nccl;
 
 const NAME: *const c_char = c"nobounce".as_ptr();
 /// 100 Gb/s. NCCL chooses between adapters by it, and this plugin has one.
 const SPEED: c_int = 100_000;
 const MAX_COMMS: c_int = 1 << 16;
+/// NCCL 2.30.5. Earlier releases load plugins by the same name, and end with an error at this type.
+const FIRST_GPI: c_int = 23_005;
 
 /// What a communicator has of the plugin.
 struct Instance {
@@ -82,13 +85,33 @@ fn open(gpu: &Arc<Gpu>) -> Result<Arc<Device>, GinError> {
     Ok(device)
 }
 
+/// Signals are words of GPU memory that atomics of peers change and the CPU stores.
+fn check_reachable(gpu: &Arc<Gpu>, device: &Device) -> Result<(), GinError> {
+    const LEN: usize = 4096;
+    let (_memory, buffer) = control_memory(gpu, LEN)?;
+    if device.nic().hard().is_some_and(|hard| !hard.has_atomics()) {
+        return Err(GinError::Adapter { reason: "it has no atomics".to_owned() });
+    }
+    // SAFETY: the region is dropped before the buffer, which has so many bytes.
+    let region =
+        unsafe { device.register_gpu_raw(buffer.addr(), LEN, Access::all(), &GpuOptions::default()) };
+    let region = region.map_err(|source| GinError::Register { len: LEN, source })?;
+    match region.is_closed() {
+        true => Err(GinError::Adapter { reason: region.paths().to_string() }),
+        false => Ok(()),
+    }
+}
+
 unsafe extern "C" fn init(context: *mut *mut c_void, _comm: u64, logger: Option<Logger>) -> NcclResult {
     log::set(logger);
+    // What is refused here NCCL's own proxy serves: later NCCL relies on the plugin.
     answer(|| {
+        if let Some(version) = logger.and_then(nccl::version).filter(|version| *version < FIRST_GPI) {
+            return Err(GinError::Version { version });
+        }
         let gpu = current_gpu()?;
-        // Without a window NCCL's own proxy serves better: it is refused here, before NCCL relies on it.
-        drop(control_memory(&gpu, 4096)?);
         let device = open(&gpu)?;
+        check_reachable(&gpu, &device)?;
         let instance = Box::into_raw(Box::new(Instance { device, gpu }));
         // SAFETY: NCCL's place.
         unsafe { store(context, instance.cast()) }
@@ -189,7 +212,7 @@ unsafe extern "C" fn connect(
 
 fn contexts(
     member: *mut c_void,
-    config: &Config14,
+    config: &Config,
     context: *mut *mut c_void,
     handle: *mut *mut DeviceHandle,
 ) -> Result<(), GinError> {
@@ -212,8 +235,11 @@ unsafe extern "C" fn create_contexts(
 ) -> NcclResult {
     answer(|| {
         // SAFETY: NCCL's settings.
-        let config = unsafe { config.as_ref() }.ok_or(GinError::Argument { what: "no settings" })?;
-        contexts(member, config, context, handle)
+        let given = unsafe { config.as_ref() }.ok_or(GinError::Argument { what: "no settings" })?;
+        if given.backend_version == 0 {
+            return Err(GinError::Kernels);
+        }
+        contexts(member, &given.config, context, handle)
     })
 }
 
@@ -226,8 +252,7 @@ unsafe extern "C" fn create_contexts_13(
     answer(|| {
         // SAFETY: NCCL's settings.
         let config = unsafe { config.as_ref() }.ok_or(GinError::Argument { what: "no settings" })?;
-        let config = Config14 { config: *config, backend_version: 0, rank_stride: 1 };
-        contexts(member, &config, context, handle)
+        contexts(member, config, context, handle)
     })
 }
 
@@ -315,9 +340,9 @@ unsafe extern "C" fn progress(_context: *mut c_void) -> NcclResult {
 
 unsafe extern "C" fn last_error(context: *mut c_void, has_error: *mut bool) -> NcclResult {
     answer(|| {
-        // SAFETY: what `create_contexts` made; NCCL asks from one thread at a time.
-        let contexts = unsafe { context.cast::<Contexts>().as_mut() };
-        let has_failed = contexts.ok_or(GinError::Argument { what: "no context" })?.has_failed();
+        // SAFETY: what `create_contexts` made.
+        let contexts: &Contexts = unsafe { given(context, "no context") }?;
+        let has_failed = contexts.has_failed();
         // SAFETY: NCCL's place.
         unsafe { store(has_error, has_failed) }
     })

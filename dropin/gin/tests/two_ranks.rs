@@ -13,7 +13,7 @@ use fake_cuda::client::StandIn;
 use nobounce_gin::abi::{Config, Config14, DeviceHandle, GPI, GinProperties, HANDLE_BYTES, NcclResult};
 use nobounce_gin::plugin::{ncclGinPlugin_v13 as V13, ncclGinPlugin_v14 as GIN};
 use nobounce_initiated::descriptor::{Action, Counted, Descriptor, Place, Signal, Transfer};
-use nobounce_initiated::words::ERROR;
+use nobounce_initiated::words::{COUNT_MASK, ERROR};
 
 const BYTES: usize = 1 << 16;
 const SIGNALS: usize = 5;
@@ -94,7 +94,7 @@ impl Rank {
             let made = if is_old {
                 (V13.create_context)(member, &raw const config, context, place)
             } else {
-                let config = Config14 { config, backend_version: 1, rank_stride: 1 };
+                let config = Config14 { config, backend_version: 1, rank_stride: 2 };
                 (GIN.create_context)(member, &raw const config, context, place)
             };
             assert_eq!(made, OK);
@@ -158,9 +158,9 @@ impl Rank {
         let first = (signals - counters) / STRIDE - 2;
         assert_eq!(first, COUNTERS as u64);
         let index = first as u16 + rank as u16;
-        let before = self.counter(context, index);
+        let before = self.counter(context, index) & COUNT_MASK;
         self.post(context, Action::Flush { rank }, Some(index));
-        until("flush", || self.counter(context, index) > before);
+        until("flush", || self.counter(context, index) & COUNT_MASK > before);
         self.counter(context, index)
     }
 
@@ -279,7 +279,15 @@ fn a_descriptor_out_of_bounds_sets_the_error_and_moves_nothing() {
         assert_eq!(read::<1>(rank.cuda, memory + BYTES as u64 - 8), [0]);
         // So does a flush, which has no counter of the program's.
         rank.post(1, Action::Put(Transfer { local_handle: 77, ..transfer }, None), None);
+        // A signal in user memory behind it would say that it has arrived.
+        let word = Place { offset: 8, ..remote };
+        rank.post(1, Action::Add { to: word, value: 1 }, Some(2));
+        until("error", || rank.counter(1, 2) & ERROR != 0);
         assert_ne!(rank.flush(1, remote.rank) & ERROR, 0);
+        rank.post(1, Action::Add { to: word, value: 1 }, None);
+        assert_eq!(rank.flush(1, remote.rank) & ERROR, 0);
+        barrier.wait();
+        assert_eq!(read::<1>(rank.cuda, memory + 8), [1]);
         // A window that is deregistered has no name any more.
         barrier.wait();
         let registration = ptr::without_provenance_mut(window.into());

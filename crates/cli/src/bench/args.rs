@@ -12,6 +12,9 @@ use crate::size::Sizes;
 /// TCP port on which `--listen` and `--peer` meet unless another is named.
 pub(crate) const DEFAULT_PORT: u16 = 14791;
 
+/// What `--path` without a value stands for.
+pub(crate) const STANDARD_PATHS: &str = "standard";
+
 const EXAMPLES: &str = "\
 Examples:
   nobounce bench                                    two processes on this machine, about a minute
@@ -23,6 +26,7 @@ Examples:
   nobounce bench --gpu-initiated                    kernels put, get and signal themselves
   nobounce bench --kv --plot kv.svg                 lists of KV-cache pages between two processes
   nobounce bench --files /var/tmp --memory gpu      files into GPU memory
+  nobounce bench --path delay=100us,loss=1%         beside TCP on an emulated network path
   nobounce bench --busy 2 --op write,send --size 8,1M   beside two busy processes, compared with TCP
   nobounce bench --listen --addr eth0               on one machine, and on the other:
   nobounce bench --peer 10.0.0.7 --addr eth0
@@ -103,6 +107,12 @@ pub(crate) struct BenchArgs {
     /// removes them at the end
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kv", "gpu_initiated", "plot", "peer", "listen", "device", "busy", "op", "kind", "size", "qps", "wait", "mtu", "iters", "passes", "quick", "loss", "compare", "calibration"], help_heading = "What")]
     pub(crate) files: Option<PathBuf>,
+
+    /// nb0 beside TCP (cubic and bbr) on an emulated network path, such as
+    /// delay=100us,loss=1%,mtu=9000; settings as for `nobounce path`. Without rate, half of what TCP
+    /// reaches without faults. May be repeated [without PATH: delay of 100 us, loss of 0 to 5 %]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = STANDARD_PATHS, conflicts_with_all = ["files", "kv", "gpu_initiated", "plot", "peer", "listen", "addr", "device", "link", "busy", "memory", "op", "kind", "size", "qps", "wait", "mtu", "iters", "loss", "compare", "calibration"], help_heading = "What")]
+    pub(crate) path: Vec<String>,
 
     /// One of the processes of --gpu-initiated, --kv or --files
     #[arg(long, hide = true, requires = "meet")]

@@ -74,6 +74,10 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) libfabric_log: Option<PathBuf>,
 
+    /// Read a log of any program: NCCL, UCX, libfabric, and messages of others whose cause is known
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+
     /// Run a program, read what NCCL, UCX and libfabric log in its output, and explain what it did
     #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["save", "prove", "storage", "explain", "json"])]
     pub(crate) program: Vec<std::ffi::OsString>,
@@ -83,7 +87,7 @@ pub(crate) struct DoctorArgs {
     /// the current folder, or the path in --facts
     #[arg(
         long, value_name = "PATH", num_args = 0..=1, default_missing_value = ".",
-        conflicts_with_all = ["example", "peer", "serve", "nccl_log", "ucx_log", "explain"]
+        conflicts_with_all = ["example", "peer", "serve", "nccl_log", "ucx_log", "log", "explain"]
     )]
     pub(crate) storage: Option<PathBuf>,
 

@@ -43,7 +43,18 @@ pub(super) fn read(
         let found = log::read_fabric(file, |bytes| bar.set_position(bytes))
             .with_context(|| path.display().to_string())?;
         bar.finish_and_clear();
-        reports.push(log::join_fabric(&found, diagnosis));
+        reports.push(log::join_fabric(&found, facts, diagnosis));
+    }
+    if let Some(path) = &args.log {
+        let (file, bar) = open(path)?;
+        let found = log::read_any(file, |bytes| bar.set_position(bytes))
+            .with_context(|| path.display().to_string())?;
+        bar.finish_and_clear();
+        reports.extend(of_program(&found, facts, diagnosis));
+        if reports.is_empty() {
+            // Without any known line the report says so.
+            reports.push(log::join_other(&found.other, facts, diagnosis));
+        }
     }
     Ok(reports)
 }
@@ -58,7 +69,10 @@ pub(super) fn of_program(logs: &Logs, facts: &Facts, diagnosis: &Diagnosis) -> V
         reports.push(log::join_ucx(&logs.ucx, facts, diagnosis));
     }
     if logs.fabric.lines > 0 {
-        reports.push(log::join_fabric(&logs.fabric, diagnosis));
+        reports.push(log::join_fabric(&logs.fabric, facts, diagnosis));
+    }
+    if !logs.other.is_empty() {
+        reports.push(log::join_other(&logs.other, facts, diagnosis));
     }
     reports
 }

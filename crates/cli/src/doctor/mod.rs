@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use nobounce_diagnose::draw::{self, Topology};
+use nobounce_diagnose::log::overrule;
 use nobounce_diagnose::storage_verdict::StorageDiagnosis;
 use nobounce_diagnose::{Diagnosis, Style, diagnose, diagnose_with_peer, explain, report, storage_report};
 use nobounce_topology::facts::{Facts, MAX_FILE, Storage};
@@ -63,7 +64,7 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         (None, true) => prove::here(&mut facts)?,
         (_, false) => Vec::new(),
     };
-    let diagnosis = match &args.peer_facts {
+    let mut diagnosis = match &args.peer_facts {
         Some(path) => diagnose_with_peer(&facts, &saved(path)?),
         None => diagnose(&facts),
     };
@@ -71,6 +72,7 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         return of_path(args, &facts, storage, &diagnosis, found, read.as_ref());
     }
     let logs = logs::read(args, &facts, &diagnosis)?;
+    overrule(&mut diagnosis, &facts, &logs);
     let mut out = std::io::stdout().lock();
     if args.json {
         let mut all = serde_json::to_value(&diagnosis)?;
@@ -110,8 +112,9 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
 /// Runs a program, and explains what its libraries logged.
 fn of_program(args: &DoctorArgs, facts: &Facts) -> anyhow::Result<ExitCode> {
     let ran = program::run(&args.program)?;
-    let diagnosis = diagnose(facts);
+    let mut diagnosis = diagnose(facts);
     let logs = logs::of_program(&ran.logs, facts, &diagnosis);
+    overrule(&mut diagnosis, facts, &logs);
     let mut out = std::io::stdout().lock();
     write!(out, "\n{}", report(facts, &diagnosis, style(args.all)))?;
     for log in &logs {

@@ -28,7 +28,7 @@ pub(crate) struct Given<'a> {
     pub(crate) is_loopback: bool,
     /// The machine has RDMA adapters of its own.
     pub(crate) adapters: bool,
-    /// The command's NCCL takes libnccl-gin.so of the drop-in folder by itself.
+    /// Every NCCL that the command may load takes libnccl-gin.so of the drop-in folder by itself.
     pub(crate) has_gpi: bool,
 }
 
@@ -56,7 +56,7 @@ const DEFAULTS: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// The same, for NCCL without a plugin of type GPI, and where it is not known which NCCL it is.
+/// The same, where the command may load an NCCL without plugins of type GPI.
 const GIN_TYPE: (&str, &str, &str) = (
     "NCCL_GIN_TYPE",
     "2",

@@ -75,7 +75,6 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let (gpus, engines) = (environment::gpus(), engines(args));
     let (devices, adapters) = (addrs.len(), view::System::here().has_adapters());
     let (program, arguments) = args.command.split_first().context("no command given")?;
-    let nccl = nccl_version::find(&Root::new("/"), program, now);
     let given = environment::Given {
         dropin: &dropin,
         view: &view,
@@ -86,7 +85,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         is_loopback: addrs.iter().all(IpAddr::is_loopback),
         adapters,
-        has_gpi: nccl.is_some_and(|version| nccl_version::has_gpi(&version)),
+        has_gpi: nccl_version::is_gpi(&Root::new("/"), program, now),
     };
     let mut command = Command::new(program);
     let variables = environment::variables(args, &given, now);

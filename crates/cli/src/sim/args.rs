@@ -7,7 +7,7 @@ use crate::size::Sizes;
 const EXAMPLES: &str = "\
 Examples:
   nobounce sim incast --senders 64                   64 to 1 at 100 Gb/s, with short messages beside
-  nobounce sim incast --senders 64 --control loss --no-ecn
+  nobounce sim incast --senders 64 --control swift --no-ecn
   nobounce sim permutation --nodes 1024 --rate 400 --time 1000
   nobounce sim permutation --nodes 128 --ports 8     8 queue pairs and source ports for each pair
   nobounce sim all-to-all --nodes 1024 --size 64K --json > run.json
@@ -151,7 +151,7 @@ pub(crate) struct TransportArgs {
     pub(crate) mtu: u32,
 
     /// Congestion control of senders
-    #[arg(long, value_enum, default_value_t = Control::Swift, help_heading = "Queue pairs")]
+    #[arg(long, value_enum, default_value_t = Control::Aimd, help_heading = "Queue pairs")]
     pub(crate) control: Control,
 
     /// Queue pairs, each with its own source port, of a pair of nodes; with permutation
@@ -162,12 +162,12 @@ pub(crate) struct TransportArgs {
 /// Congestion control to simulate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Control {
-    /// Window by round-trip time, after Swift
+    /// Window by losses and congestion notification packets: that of queue pairs
+    Aimd,
+    /// Window by round-trip time on a known path, after Swift
     Swift,
     /// Rate by congestion notification packets, after DCQCN
     Dcqcn,
-    /// The loss-driven window of the queue pair alone
-    Loss,
 }
 
 #[derive(Debug, Clone, clap::Args)]

@@ -60,7 +60,7 @@ fn config(args: &SimArgs) -> anyhow::Result<Config> {
     config.transport.control = match args.transport.control {
         Control::Swift => Algorithm::Swift,
         Control::Dcqcn => Algorithm::Dcqcn,
-        Control::Loss => Algorithm::Loss,
+        Control::Aimd => Algorithm::Aimd,
     };
     Ok(config)
 }

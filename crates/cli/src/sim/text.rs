@@ -47,8 +47,8 @@ pub(super) fn of(report: &Report) -> String {
     line(
         "repairs",
         format!(
-            "{} gaps, {} timeouts, {} probes; {} messages failed",
-            packets.gaps, packets.timeouts, packets.probes, packets.failed
+            "{} gaps, {} sent again, {} timeouts, {} probes; {} messages failed",
+            packets.gaps, packets.retransmitted, packets.timeouts, packets.probes, packets.failed
         ),
     );
     text
@@ -63,9 +63,10 @@ pub(super) fn title(report: &Report) -> String {
         format!("{} leaves, {} spines", fabric.leaves(), fabric.spines)
     };
     let control = match transport.control {
-        Algorithm::Swift | Algorithm::SwiftWith(_) => "swift",
+        Algorithm::Swift => "swift",
         Algorithm::Dcqcn | Algorithm::DcqcnWith(_) => "dcqcn",
-        _ => "loss",
+        Algorithm::Fixed(_) => "fixed",
+        Algorithm::Aimd => "aimd",
     };
     let ecn = if fabric.switch.ecn {
         format!("ECN {} to {}", decimal(float(fabric.switch.ecn_min)), decimal(float(fabric.switch.ecn_max)))

@@ -6,6 +6,9 @@ use nobounce_topology::analysis::Pair;
 use nobounce_topology::facts::{Facts, Probe, Registration};
 use nobounce_topology::methods;
 
+/// The kernel's own error number: libibverbs prints "Unknown error 524".
+const ENOTSUPP: i32 = 524;
+
 /// A step that failed. Each constructor takes the fact of its own step and returns `None` unless
 /// that fact shows the failure: no finding can name a step that worked.
 #[derive(Clone, Debug)]
@@ -13,6 +16,7 @@ pub(super) struct FailedStep {
     step: Step,
     source: String,
     value: String,
+    errno: Option<i32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,13 +39,14 @@ impl FailedStep {
             }
             None => return None,
         };
-        Some(Self { step: Step::Export, source: source.to_owned(), value })
+        Some(Self { step: Step::Export, source: source.to_owned(), value, errno: None })
     }
 
     /// The adapter's driver, asked without a dma-buf.
     pub(super) fn import(pair: &Pair<'_>) -> Option<Self> {
         let value = failure(pair.nic.dma_buf_probe.known()?)?;
-        Some(Self { step: Step::Import, source: format!("ibv_reg_dmabuf_mr on {}", pair.nic.name), value })
+        let source = format!("ibv_reg_dmabuf_mr on {}", pair.nic.name);
+        Some(Self { step: Step::Import, source, value, errno: None })
     }
 
     /// The adapter's registration of exported memory.
@@ -54,7 +59,8 @@ impl FailedStep {
         };
         let failed = facts.registrations.iter().find(of_pair)?;
         let source = format!("ibv_reg_dmabuf_mr of {} with {}", failed.gpu, failed.nic);
-        Some(Self { step: Step::Register, source, value: failure(&failed.probe)? })
+        let value = failure(&failed.probe)?;
+        Some(Self { step: Step::Register, source, value, errno: failed.probe.errno })
     }
 
     /// The finding of this step.
@@ -67,6 +73,9 @@ impl FailedStep {
             Step::Import => Finding::new("dmabuf-nic", severity, format!("{who}: the driver of the {} takes no dma-bufs", one_or(names, "adapter", "adapters")))
                 .fix("upgrade the adapter's driver: DOCA-OFED, or a newer kernel (mlx5 since 5.12, efa since 5.16, irdma and bnxt_re since 6.5)")
                 .root(),
+            Step::Register if self.errno == Some(ENOTSUPP) => Finding::new("dmabuf-register", severity, format!("{who}: NVIDIA's driver does not map the exported GPU memory for the {}", one_or(names, "adapter", "adapters")))
+                .fix("`UCX_IB_DIRECT_NIC=n`   (UCX 1.19 and newer; or name the adapter of the GPU's own data-direct function, with its port up, by UCX_NET_DEVICES)")
+                .fix("`sudo dmesg | tail -n 20`   (the drivers log the reason)"),
             Step::Register => Finding::new("dmabuf-register", severity, format!("{who}: the {} refused GPU memory that was exported as a dma-buf", one_or(names, "adapter", "adapters")))
                 .fix("`sudo dmesg | tail -n 20`   (the adapter's driver logs the reason)")
                 .fix("upgrade the adapter's driver and firmware (DOCA-OFED, or a newer kernel)")
@@ -76,6 +85,9 @@ impl FailedStep {
             Step::Export => why.to_owned(),
             Step::Import => format!(
                 "The export by the GPU is not the cause: the adapter's driver does not implement the call. {why}"
+            ),
+            Step::Register if self.errno == Some(ENOTSUPP) => format!(
+                "524 (ENOTSUPP) comes from the attachment of the dma-buf: memory exported for PCIe (data direct, Direct NIC of Grace machines) can be attached only by the data-direct function in the GPU's IOMMU group. {why}"
             ),
             Step::Register => {
                 format!("The GPU's driver exported the memory; the adapter's driver did not accept it. {why}")

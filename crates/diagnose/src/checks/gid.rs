@@ -1,5 +1,7 @@
 //! RoCE addresses: the entries of the GID table, and the one that programs will use.
 
+use std::collections::BTreeMap;
+
 use super::list;
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
@@ -43,10 +45,10 @@ struct Setting<'a> {
     chosen: bool,
 }
 
-/// An active RoCE port of an adapter, with its table.
+/// A RoCE port of an adapter that is not known to be down, with its table.
 type Table<'a> = (&'a Nic, &'a Port, &'a [Gid]);
 
-/// Active RoCE ports of hardware adapters, with their tables.
+/// RoCE ports of hardware adapters that carry traffic, as far as is known, with their tables.
 fn tables_of<'a>(analysis: &Analysis<'a>) -> Vec<Table<'a>> {
     analysis
         .facts
@@ -54,7 +56,7 @@ fn tables_of<'a>(analysis: &Analysis<'a>) -> Vec<Table<'a>> {
         .iter()
         .filter(|nic| !nic.is_software())
         .flat_map(|nic| nic.ports.iter().map(move |port| (nic, port)))
-        .filter(|(_, port)| port.is_ethernet() && port.is_active())
+        .filter(|(_, port)| port.is_ethernet() && port.may_be_active())
         .filter_map(|(nic, port)| Some((nic, port, port.gids.known()?.as_slice())))
         .collect()
 }
@@ -67,6 +69,28 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     ipv6_only(analysis, &all, found);
     tables_with_holes(&all, found);
     unread_tables(analysis, found);
+    one_subnet(analysis, found);
+}
+
+/// Several rails in one subnet: the kernel answers and routes for all of them through one.
+fn one_subnet(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let mut rails: BTreeMap<&str, Vec<&Nic>> = BTreeMap::new();
+    for (nic, port, _) in tables_of(analysis) {
+        let subnets = port.netdev.iter().filter_map(|netdev| netdev.subnets.known()).flatten();
+        for subnet in subnets {
+            rails.entry(subnet).or_default().push(nic);
+        }
+    }
+    let Some((subnet, nics)) = rails.iter().find(|(_, nics)| nics.len() > 1) else { return };
+    let names: Vec<_> = nics.iter().map(|nic| nic.name.clone()).collect();
+    found.push(
+        Finding::new("rails-one-subnet", Severity::Info, format!("{} are in one subnet", list(&names)))
+            .why("By default Linux answers ARP for every address on every interface, and sends by the first route: connections of one rail use another, or time out in ibv_modify_qp. Works if the network is one switched segment and ARP is set up for it.")
+            .seen("/proc/net/route", format!("{subnet} on {}", list(&names)))
+            .fix("give each rail a subnet of its own, or `sudo sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`   (and a routing table for each interface)")
+            .root()
+            .on(names),
+    );
 }
 
 /// Tables name their adapters, in the same order.
@@ -138,6 +162,10 @@ fn link_local_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<F
                 .why("The interface has no IP address here. Link-local ones work within one switch at best; NCCL chooses them and ends with error 12 between subnets.")
                 .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(local[0].1))
                 .fix("give the interface an IP address of the RDMA network (containers: start with `--network host`, or give the pod this network)")
+                .fix(match best(local[0].2) {
+                    Some(gid) => format!("within one switch, for programs that search for an IPv4 address only (Mooncake): `MC_GID_INDEX={}`", gid.index),
+                    None => "within one switch only: name the entry (MC_GID_INDEX, NCCL_IB_GID_INDEX)".to_owned(),
+                })
                 .root()
                 .blocks()
                 .on(hit),
@@ -161,12 +189,16 @@ fn ipv6_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<Finding
         found.push(
             Finding::new(
                 "gid-no-ipv4",
-                Severity::Info,
+                Severity::Warning,
                 format!("{}: RoCE v2 has IPv6 addresses only", list(&hit)),
             )
-            .why("NCCL prefers an IPv4 address, and may use a link-local one instead of the routed one.")
+            .why("Programs that search for an IPv4 address (NCCL, UCCL, Mooncake) find none and fall back to entry 0, which is link-local: between subnets every operation ends with status 12.")
             .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(six[0].1))
             .fix("`NCCL_IB_ADDR_FAMILY=AF_INET6`   (or give the interface an IPv4 address)")
+            .fix(match best(six[0].2) {
+                Some(gid) => format!("other programs: name the entry, with MC_GID_INDEX, UCCL_IB_GID_INDEX or NVSHMEM_IB_GID_INDEX={}", gid.index),
+                None => "other programs: name the entry".to_owned(),
+            })
             .on(hit),
         );
     }

@@ -6,6 +6,7 @@ use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
 use nobounce_topology::gpudirect;
+use nobounce_topology::methods::Answer;
 
 /// BAR1 below this share of the memory is small: larger registrations than BAR1 fail.
 const SMALL: u64 = 4;
@@ -15,6 +16,7 @@ const RESERVED: u64 = 36 << 20;
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     class(analysis, &mut found);
+    consumer(analysis, &mut found);
     bar1(analysis, &mut found);
     modes(analysis, &mut found);
     window(analysis, &mut found);
@@ -43,6 +45,26 @@ fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .seen("CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED (116)", "0")
             .fix(fix)
             .blocks()
+            .on(addresses(&gpus)),
+    );
+}
+
+/// GeForce cards whose driver was not asked: the path stays unknown, the class is not.
+fn consumer(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let gpus: Vec<&Gpu> = facts
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.vendor == GpuVendor::Nvidia && gpu.title().contains("GeForce"))
+        .filter(|gpu| matches!(gpudirect::supported(facts, gpu), Answer::Unknown(_)))
+        .collect();
+    let Some(first) = gpus.first() else { return };
+    let severity = if analysis.has_hardware_nic() { Severity::Warning } else { Severity::Info };
+    found.push(
+        Finding::new("gpu-class", severity, format!("{}: NVIDIA offers GPUDirect RDMA for data-centre and professional GPUs only", first.title()))
+            .why("Drivers for GeForce cards refuse it, whatever modules are loaded: registering their memory fails (EFAULT, EINVAL), and NCCL and UCX stage. The driver was not asked here: only it or a registration proves it.")
+            .seen("name", first.title())
+            .fix("use a data-centre or RTX professional GPU for GPUDirect; on this one NCCL and UCX stage")
             .on(addresses(&gpus)),
     );
 }

@@ -4,6 +4,7 @@ use super::list;
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::PciDevice;
+use nobounce_topology::platform::Platform;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -11,7 +12,64 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         return found;
     }
     translation(analysis, &mut found);
+    grace(analysis, &mut found);
+    mappings(analysis, &mut found);
     found
+}
+
+/// The first kernel whose IOMMU driver gives a GPU of Grace its address spaces in passthrough.
+const GRACE_PASSTHROUGH: (u32, u32) = (6, 11);
+
+/// On older kernels Grace needs its IOMMU to translate: the GPU shares page tables with the
+/// processor.
+fn grace(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let line = facts.kernel.command_line.known().map_or("", String::as_str);
+    let bad = ["iommu.passthrough=1", "iommu.passthrough=y", "iommu.passthrough=on", "iommu=pt"];
+    let Some(word) = line.split_whitespace().rfind(|word| bad.contains(word)) else { return };
+    let version = facts.kernel.version();
+    // NVIDIA's own kernels have the change earlier.
+    let is_fixed = facts.kernel.release.contains("nvidia")
+        || version.is_some_and(|version| version >= GRACE_PASSTHROUGH);
+    // The probe of the export needs a CUDA context: where it was made, CUDA runs.
+    let runs = facts.gpus.iter().any(|gpu| gpu.export_probe.known().is_some());
+    if Platform::of(&facts.machine.cpu) != Platform::Grace || is_fixed || runs {
+        return;
+    }
+    let severity = if version.is_some() { Severity::Warning } else { Severity::Info };
+    found.push(
+        Finding::new("iommu-grace", severity, format!("{word}: Grace on a kernel before 6.11 needs its IOMMU to translate"))
+            .why("The driver binds the GPU to page tables of the processor (ATS, SVA). Kernels before 6.11 cannot do so in passthrough: CUDA programs fail, and GPUs look busy.")
+            .seen("/proc/cmdline", word)
+            .seen("uname -r", facts.kernel.release.clone())
+            .fix("use kernel 6.11 or newer or NVIDIA's own, or replace the word by iommu.passthrough=0 in the kernel command line; `sudo reboot`")
+            .reboot(),
+    );
+}
+
+/// Large registrations that run out of memory below an IOMMU that translates.
+fn mappings(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    const ENOMEM: i32 = 12;
+    /// Smaller ones need few mappings.
+    const LARGE: u64 = 1 << 30;
+    let facts = analysis.facts;
+    let failed = facts
+        .registrations
+        .iter()
+        .find(|r| !r.probe.ok && r.probe.errno == Some(ENOMEM) && r.bytes >= LARGE && r.way == "dma-buf");
+    let words: Vec<&str> =
+        facts.kernel.command_line.known().map_or("", String::as_str).split_whitespace().collect();
+    let on = ["intel_iommu=on", "amd_iommu=on"].iter().any(|word| words.contains(word));
+    let passes = words.iter().any(|word| ["iommu=pt", "iommu.passthrough=1"].contains(word));
+    let Some(failed) = failed.filter(|_| on && !passes && found.is_empty()) else { return };
+    found.push(
+        Finding::new("iommu-translates", Severity::Warning, "the IOMMU translates, and large registrations run out of its mappings")
+            .why("Each page of a registration needs a mapping. A dma-buf of many gigabytes exhausts them: ibv_reg_dmabuf_mr fails with ENOMEM although memory is free.")
+            .seen("/proc/cmdline", words.join(" "))
+            .seen(format!("{} with {}", failed.gpu, failed.nic), failed.probe.detail.clone())
+            .fix("add iommu=pt to the kernel command line; `sudo reboot`")
+            .reboot(),
+    );
 }
 
 /// Whether an IOMMU translates the addresses of a device; none where that is not known.

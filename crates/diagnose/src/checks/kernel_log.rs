@@ -9,32 +9,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let line_with = |words: &[&str]| {
         lines.iter().find(|line| words.iter().all(|word| line.to_ascii_lowercase().contains(word)))
     };
-    let peermem = |words: &[&str]| {
-        lines.iter().find(|line| {
-            let line = line.to_ascii_lowercase();
-            (line.contains("peermem") || line.contains("nv_peer_mem"))
-                && words.iter().any(|word| line.contains(word))
-        })
-    };
-    let works = analysis.pairs.iter().any(|pair| pair.peermem.is_yes());
-    if let Some(line) =
-        peermem(&["unknown symbol", "disagrees about version", "invalid argument", "exec format"])
-        && !works
-    {
-        let severity = if analysis.all_have(nobounce_topology::analysis::Pair::dma_buf) {
-            Severity::Info
-        } else {
-            Severity::Error
-        };
-        let other = if line.contains("nvidia_p2p") { "NVIDIA driver" } else { "ib_core" };
-        found.push(
-            Finding::new("peermem-symbols", severity, format!("the peer-memory module was built against another {other} than the loaded one"))
-                .why("The module fails to load or has no effect: an upgrade of OFED, DOCA, the network operator or the GPU driver replaced the version it was built against.")
-                .seen("kernel log", line.trim())
-                .fix("reinstall the NVIDIA driver after OFED/DOCA (`sudo dkms autoinstall --force`; or restart the driver container of the GPU operator), then `sudo modprobe nvidia_peermem`")
-                .root(),
-        );
-    }
+    peermem(analysis, lines, &mut found);
     if let Some(line) = line_with(&["dmar", "fault"])
         .or_else(|| line_with(&["amd-vi", "io_page_fault"]))
         .or_else(|| line_with(&["arm-smmu", "event"]))
@@ -100,4 +75,43 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         );
     }
     found
+}
+
+/// What the peer-memory module said.
+fn peermem(analysis: &Analysis<'_>, lines: &[String], found: &mut Vec<Finding>) {
+    let said = |words: &[&str]| {
+        lines.iter().find(|line| {
+            let line = line.to_ascii_lowercase();
+            (line.contains("peermem") || line.contains("nv_peer_mem"))
+                && words.iter().any(|word| line.contains(word))
+        })
+    };
+    let works = analysis.pairs.iter().any(|pair| pair.peermem.is_yes());
+    if let Some(line) =
+        said(&["unknown symbol", "disagrees about version", "invalid argument", "exec format"])
+        && !works
+    {
+        let severity = if analysis.all_have(nobounce_topology::analysis::Pair::dma_buf) {
+            Severity::Info
+        } else {
+            Severity::Error
+        };
+        let other = if line.contains("nvidia_p2p") { "NVIDIA driver" } else { "ib_core" };
+        found.push(
+            Finding::new("peermem-symbols", severity, format!("the peer-memory module was built against another {other} than the loaded one"))
+                .why("The module fails to load or has no effect: an upgrade of OFED, DOCA, the network operator or the GPU driver replaced the version it was built against.")
+                .seen("kernel log", line.trim())
+                .fix("reinstall the NVIDIA driver after OFED/DOCA (`sudo dkms autoinstall --force`; or restart the driver container of the GPU operator), then `sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem`   (a module of the old version that stays loaded keeps the new one out)")
+                .root(),
+        );
+    }
+    if let Some(line) = said(&["invalid context", "invalid callback"]) {
+        found.push(
+            Finding::new("peermem-callback", Severity::Warning, "nvidia_peermem reports memory that was freed while registered")
+                .why("The program freed GPU memory before it deregistered it, or the module lost its context: registrations may fail or lead nowhere. Registration by dma-buf does not use this callback.")
+                .seen("kernel log", line.trim())
+                .fix("use dma-buf: the open kernel module and NCCL, UCX or libfabric of a current version")
+                .reboot(),
+        );
+    }
 }

@@ -6,7 +6,15 @@ use crate::ucx;
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::version_pair;
 
-type Version = (u32, u32);
+type Version = [u32; 3];
+
+/// The first three numbers of a version.
+fn version_of(text: &str) -> Option<Version> {
+    let mut parts = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
+    let first = parts.next()??;
+    let mut rest = parts.map_while(|part| part);
+    Some([first, rest.next().unwrap_or(0), rest.next().unwrap_or(0)])
+}
 
 /// Where the combination strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +25,8 @@ enum Strikes {
     Path,
     /// Something beside the path.
     Aside,
+    /// Some machines: one report, or of a part of the models.
+    Maybe,
 }
 
 /// A program or module whose version is looked at.
@@ -27,6 +37,10 @@ enum Part {
     Driver,
     Kernel,
     NvPeerMem,
+    GdrDrv,
+    Verbs,
+    /// Adapters of HPE Slingshot, whatever their version.
+    Slingshot,
 }
 
 impl Part {
@@ -37,19 +51,29 @@ impl Part {
             Self::Driver => "NVIDIA driver",
             Self::Kernel => "kernel",
             Self::NvPeerMem => "nv_peer_mem",
+            Self::GdrDrv => "gdrdrv",
+            Self::Verbs => "rdma-core",
+            Self::Slingshot => "Slingshot",
         }
     }
 
     fn version(self, analysis: &Analysis<'_>) -> Option<(Version, String)> {
         let facts = analysis.facts;
+        let module = |name: &str| facts.kernel.modules.known()?.get(name)?.version.clone();
         let text = match self {
             Self::Nccl => facts.libraries.nccl.known()?.as_ref()?.version.clone()?,
             Self::Ucx => facts.libraries.ucx.known()?.as_ref()?.version.clone()?,
             Self::Driver => facts.kernel.nvidia.known()?.as_ref()?.version.clone(),
             Self::Kernel => facts.kernel.release.clone(),
-            Self::NvPeerMem => facts.kernel.modules.known()?.get("nv_peer_mem")?.version.clone()?,
+            Self::NvPeerMem => module("nv_peer_mem")?,
+            Self::GdrDrv => module("gdrdrv")?,
+            Self::Verbs => facts.libraries.verbs.known()?.as_ref()?.version.clone()?,
+            Self::Slingshot => {
+                let mut drivers = facts.nics.iter().filter_map(|nic| nic.driver.as_deref());
+                return drivers.any(|driver| driver.starts_with("cxi")).then(|| ([0; 3], "(cxi)".to_owned()));
+            }
         };
-        Some((version_pair(&text)?, text))
+        Some((version_of(&text)?, text))
     }
 }
 
@@ -66,11 +90,27 @@ struct Known {
     fix: &'static str,
 }
 
-const TABLE: [Known; 7] = [
+const TABLE: [Known; 14] = [
     Known {
         part: Part::Ucx,
-        since: (1, 22),
-        before: (1, 23),
+        since: [1, 22, 0],
+        before: [1, 23, 0],
+        with: |analysis| {
+            let facts = analysis.facts;
+            let verbs = facts.variable("UCX_TLS").is_some_and(|variable| variable.value.contains("rc_verbs"));
+            verbs
+                && facts.variable("UCX_RC_ECE").is_none()
+                && facts.nics.iter().any(|nic| nic.name.contains("bond"))
+        },
+        strikes: Strikes::Aside,
+        happens: "applies enhanced connection establishment (ECE) by default: rc_verbs over a bond falls to MB/s",
+        source: "openucx/ucx#11955",
+        fix: "`UCX_RC_ECE=0`   (or leave rc_mlx5 in UCX_TLS)",
+    },
+    Known {
+        part: Part::Ucx,
+        since: [1, 22, 0],
+        before: [1, 23, 0],
         with: |analysis| {
             let cuda = analysis
                 .facts
@@ -87,8 +127,8 @@ const TABLE: [Known; 7] = [
     },
     Known {
         part: Part::Nccl,
-        since: (2, 13),
-        before: (2, 14),
+        since: [2, 13, 0],
+        before: [2, 14, 0],
         with: |analysis| {
             nccl::is_on(analysis.facts, "NCCL_DMABUF_ENABLE") != Some(false)
                 && analysis
@@ -104,8 +144,8 @@ const TABLE: [Known; 7] = [
     },
     Known {
         part: Part::Nccl,
-        since: (2, 17),
-        before: (2, 19),
+        since: [2, 17, 0],
+        before: [2, 19, 0],
         with: |analysis| {
             let over_ucx = |nic| matches!(nccl::network(analysis.facts, nic), Network::Ucx(_));
             analysis.facts.nics.iter().any(over_ucx)
@@ -117,8 +157,8 @@ const TABLE: [Known; 7] = [
     },
     Known {
         part: Part::Nccl,
-        since: (2, 18),
-        before: (2, 20),
+        since: [2, 18, 0],
+        before: [2, 20, 0],
         with: |analysis| {
             let facts = analysis.facts;
             let is_dual = |nic: &nobounce_topology::facts::Nic| {
@@ -137,8 +177,8 @@ const TABLE: [Known; 7] = [
     },
     Known {
         part: Part::NvPeerMem,
-        since: (0, 0),
-        before: (1, 2),
+        since: [0, 0, 0],
+        before: [1, 2, 0],
         with: |analysis| {
             let ofed = analysis.facts.kernel.ofed.known().and_then(Option::as_deref);
             let digits = |text: &str| text.find(|c: char| c.is_ascii_digit()).map(|at| text[at..].to_owned());
@@ -153,8 +193,8 @@ const TABLE: [Known; 7] = [
     },
     Known {
         part: Part::Driver,
-        since: (595, 0),
-        before: (595, 71),
+        since: [595, 0, 0],
+        before: [595, 71, 5],
         with: |analysis| {
             let module = analysis.facts.kernel.nvidia.known().and_then(Option::as_ref);
             module.is_some_and(|module| module.open == Some(true))
@@ -166,45 +206,121 @@ const TABLE: [Known; 7] = [
     },
     Known {
         part: Part::Kernel,
-        since: (7, 0),
-        before: (7, 1),
+        since: [7, 0, 0],
+        before: [7, 1, 0],
         with: |analysis| {
             analysis.facts.kernel.release.contains("-nvidia")
                 && analysis.facts.gpus.iter().any(|gpu| gpu.title().contains("GB10"))
         },
         strikes: Strikes::Library("NCCL"),
-        happens: "refuses NCCL's registrations on GB10 (ibv_reg_mr_iova2: Cannot allocate memory)",
+        happens: "refuses NCCL's registrations on GB10 (ibv_reg_mr_iova2: Cannot allocate memory): kexec handover (KHO) takes the contiguous memory (CmaTotal 0)",
         source: "MiaAI-Lab/DeepSeek-v4.1-Flash-DGX-Sparks#14",
-        fix: "boot the 6.17 kernel of the same distribution",
+        fix: "add kho=off to the kernel command line and boot again, or boot the 6.17 kernel of the same distribution",
+    },
+    Known {
+        part: Part::GdrDrv,
+        since: [2, 4, 1],
+        before: [2, 4, 2],
+        with: |analysis| analysis.facts.kernel.nvidia_major().is_none_or(|major| major >= 555),
+        strikes: Strikes::Aside,
+        happens: "cannot pin GPU memory with drivers of 2024 and later (gdr_pin_buffer fails)",
+        source: "NVIDIA/gdrcopy#305",
+        fix: "upgrade GDRCopy and its module gdrdrv to 2.4.2 or newer",
+    },
+    Known {
+        part: Part::Nccl,
+        since: [2, 28, 0],
+        before: [2, 29, 3],
+        with: |analysis| analysis.facts.machine.arch == "aarch64",
+        strikes: Strikes::Maybe,
+        happens: "leaks slots of its proxy thread on ARM: collectives stop without an error",
+        source: "marin-community/marin#8038",
+        fix: "use NCCL 2.29.3 or newer",
+    },
+    Known {
+        part: Part::Nccl,
+        since: [2, 0, 0],
+        before: [2, 13, 0],
+        with: |analysis| {
+            analysis.facts.nics.iter().any(nccl::is_efa) && analysis.facts.variable("NCCL_PROTO").is_none()
+        },
+        strikes: Strikes::Aside,
+        happens: "may corrupt data over EFA: its protocols LL and LL128 need packets in order",
+        source: "NVIDIA/nccl#716",
+        fix: "`NCCL_PROTO=simple`   (newer versions of aws-ofi-nccl set it themselves)",
+    },
+    Known {
+        part: Part::Nccl,
+        since: [2, 22, 0],
+        before: [2, 23, 0],
+        with: |analysis| {
+            let mut ports = analysis.facts.nics.iter().flat_map(|nic| &nic.ports);
+            ports.any(nobounce_topology::facts::Port::is_ethernet)
+                && analysis.facts.variable("NCCL_IB_ECE_ENABLE").is_none()
+        },
+        strikes: Strikes::Maybe,
+        happens: "is slow and unstable over some RoCE adapters by enhanced connection establishment (ECE)",
+        source: "NVIDIA/nccl#1403",
+        fix: "`NCCL_IB_ECE_ENABLE=0`   (to compare)",
+    },
+    Known {
+        part: Part::Verbs,
+        since: [39, 0, 0],
+        before: [51, 0, 0],
+        with: |analysis| {
+            let mut drivers = analysis.facts.nics.iter().filter_map(|nic| nic.driver.as_deref());
+            drivers.any(|driver| driver.starts_with("bnxt_"))
+        },
+        strikes: Strikes::Maybe,
+        happens: "has a provider for bnxt_re that fails to create queue pairs from worker threads",
+        source: "ROCm/MAD#215",
+        fix: "use a newer rdma-core, or the adapter vendor's libbnxt_re",
+    },
+    Known {
+        part: Part::Slingshot,
+        since: [0, 0, 0],
+        before: [1, 0, 0],
+        with: |analysis| {
+            let facts = analysis.facts;
+            let off = |name: &str| facts.variable(name).is_some_and(|variable| variable.value.trim() == "0");
+            facts.gpus.iter().any(|gpu| gpu.title().contains("GH200"))
+                && facts.kernel.is_loaded("gdrdrv") != Some(false)
+                && !off("FI_HMEM_CUDA_USE_GDRCOPY")
+                && !off("FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD")
+        },
+        strikes: Strikes::Aside,
+        happens: "with GH200: copies of libfabric by GDRCopy fail (cxil_map: write error) or deliver wrong data to NCCL",
+        source: "NVIDIA/nccl#2001, eth-cscs/cscs-docs#161",
+        fix: "`FI_HMEM_CUDA_USE_GDRCOPY=0`   (MPI: `FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0`)",
     },
 ];
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let facts = analysis.facts;
-    if !analysis.has_hardware_nic() || facts.gpus.is_empty() {
-        return Vec::new();
-    }
+    let has_nic = analysis.has_hardware_nic();
     let devices = || facts.gpus.iter().map(|gpu| gpu.address.clone());
     TABLE
         .iter()
+        .filter(|row| has_nic || matches!(row.part, Part::GdrDrv))
         .filter_map(|row| {
             let (version, text) = row.part.version(analysis)?;
             ((row.since..row.before).contains(&version) && (row.with)(analysis)).then_some((row, text))
         })
         .map(|(row, text)| {
-            let finding = Finding::new(
-                "known-bad",
-                Severity::Warning,
-                format!("{} {text} {}", row.part.name(), row.happens),
-            )
-            .why("This combination of versions is reported in public.")
-            .seen("version", format!("{} {text}", row.part.name()))
-            .seen("report", row.source)
-            .fix(row.fix);
+            let severity = match row.strikes {
+                Strikes::Maybe => Severity::Info,
+                Strikes::Library(_) | Strikes::Path | Strikes::Aside => Severity::Warning,
+            };
+            let finding =
+                Finding::new("known-bad", severity, format!("{} {text} {}", row.part.name(), row.happens))
+                    .why("This combination of versions is reported in public.")
+                    .seen("version", format!("{} {text}", row.part.name()))
+                    .seen("report", row.source)
+                    .fix(row.fix);
             match row.strikes {
                 Strikes::Library(library) => finding.of_library(library).blocks().on(devices()),
                 Strikes::Path => finding.blocks().on(devices()),
-                Strikes::Aside => finding,
+                Strikes::Aside | Strikes::Maybe => finding,
             }
         })
         .collect()

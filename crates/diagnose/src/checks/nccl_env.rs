@@ -5,8 +5,8 @@ use super::settings::{able, dma_buf_off, left_out, relaxed, set, too_old};
 use crate::finding::{Finding, Severity};
 use crate::names::Filter;
 use crate::nccl::{self, Level, Network};
-use nobounce_topology::analysis::Analysis;
-use nobounce_topology::facts::{Nic, Variable};
+use nobounce_topology::analysis::{Analysis, Pair};
+use nobounce_topology::facts::{GpuVendor, NO_FOLDER, Nic, Variable};
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -18,12 +18,13 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     filter(analysis, &mut found);
     switches(analysis, &mut found);
     bond(analysis, &mut found);
+    retries(analysis, &mut found);
+    rails(analysis, &mut found);
+    rccl(analysis, &mut found);
     let version = analysis.facts.libraries.nccl.known().and_then(|nccl| nccl.as_ref()?.version.as_deref());
     // A plugin registers memory in its own way.
     let own = |nic: &Nic| !nccl::is_efa(nic) && nccl::network(analysis.facts, nic) == Network::Adapters;
-    let misses = |pair: &nobounce_topology::analysis::Pair<'_>| {
-        nccl::misses(analysis.facts, pair).filter(|_| own(pair.nic))
-    };
+    let misses = |pair: &Pair<'_>| nccl::misses(analysis.facts, pair).filter(|_| own(pair.nic));
     found.extend(too_old(analysis, "nccl-too-old", "NCCL", version, misses));
     found
 }
@@ -42,12 +43,68 @@ fn bond(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if names.is_empty() || pairs.is_some_and(|pairs| pairs > 1) || facts.gpus.is_empty() {
         return;
     }
+    let severity = if uses_nccl(analysis) { Severity::Warning } else { Severity::Info };
     found.push(
-        Finding::new("nccl-bond", Severity::Warning, format!("{}: NCCL uses one queue pair per connection, and so one port of the bond", list(&names)))
+        Finding::new("nccl-bond", severity, format!("{}: NCCL uses one queue pair per connection, and so one port of the bond", list(&names)))
             .why("A bond distributes queue pairs over its ports: with a single queue pair, half of the bandwidth is idle.")
             .seen("NCCL_IB_QPS_PER_CONNECTION", pairs.map_or_else(|| "not set (1)".to_owned(), |pairs| pairs.to_string()))
             .fix("`NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0`   (or no bond: NCCL uses several ports on its own)")
             .slows(),
+    );
+}
+
+/// Whether anything shows that NCCL is used: the library, or a variable of it.
+fn uses_nccl(analysis: &Analysis<'_>) -> bool {
+    let facts = analysis.facts;
+    matches!(facts.libraries.nccl.known(), Some(Some(_)))
+        || facts.variables().any(|variable| variable.name.starts_with("NCCL_"))
+}
+
+/// Waiting times and retries that a short congestion exhausts.
+fn retries(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    // 4.096 us times two to the power of the timeout; 20 by default, 18 before 2.23 and 14 before 2.14.
+    for (name, least, usual) in [("NCCL_IB_TIMEOUT", 12, 20), ("NCCL_IB_RETRY_CNT", 3, 7)] {
+        let Some(variable) = variable(analysis, name) else { continue };
+        if variable.value.trim().parse::<u32>().is_ok_and(|value| value < least) {
+            let finding = Finding::new("nccl-retry", Severity::Warning, format!("{variable} is too low (default {usual})"))
+                .why("A timeout is 4.096 us times two to the power of NCCL_IB_TIMEOUT, and so many retries follow. Congestion lasts longer: connections end with status 12 (retries exceeded).");
+            found.push(set(finding, variable).fix(format!("`{name}={usual}`")));
+        }
+    }
+}
+
+/// Traffic between rails goes through the GPU of the right rail (PXN) unless that is switched off.
+fn rails(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    if nccl::is_on(analysis.facts, "NCCL_PXN_DISABLE") != Some(true)
+        || analysis.facts.gpus.len() < 2
+        || hardware(analysis).count() < 2
+    {
+        return;
+    }
+    let Some(variable) = variable(analysis, "NCCL_PXN_DISABLE") else { return };
+    let finding = Finding::new("nccl-pxn", Severity::Warning, "NCCL_PXN_DISABLE=1: every GPU connects to adapters of other rails itself")
+        .why("All-to-all traffic then crosses rails in the network, with many more connections. Networks that connect only equal rails cannot carry it: connections fail.");
+    found.push(set(finding, variable));
+}
+
+/// RCCL looks for peer memory in a folder that newer kernels and OFEDs do not have.
+fn rccl(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let amd: Vec<String> =
+        facts.gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Amd).map(|gpu| gpu.address.clone()).collect();
+    let hidden = facts.kernel.peer_memory_clients.why_not() == Some(NO_FOLDER)
+        && facts.kernel.peer_memory_api.get() == Some(true);
+    if amd.is_empty() || !hidden || nccl::is_on(facts, "NCCL_DMABUF_ENABLE") == Some(true) {
+        return;
+    }
+    found.push(
+        Finding::new("rccl-peermem", Severity::Warning, "RCCL may not detect peer memory: it looks for /sys/kernel/mm/memory_peers, which this kernel does not have")
+            .why("ib_core has the interface, and amdgpu may be registered with it. RCCL before ROCm 6.3 then stages everything: no GDRDMA in its log.")
+            .seen("/sys/kernel/mm/memory_peers", NO_FOLDER)
+            .seen("/proc/kallsyms", "ib_register_peer_memory_client")
+            .fix("use a current RCCL (ROCm 6.3 and newer), or dma-buf: `NCCL_DMABUF_ENABLE=1`")
+            .of_library("NCCL")
+            .on(amd),
     );
 }
 
@@ -112,6 +169,21 @@ fn plugin(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .why("NCCL falls back to TCP sockets; EFA needs aws-ofi-nccl.");
         found.push(set(finding, variable));
     }
+    match nccl::missing_plugin(facts).filter(|_| efa) {
+        Some(None) => found.push(
+            Finding::new("nccl-efa-plugin", Severity::Error, "NCCL has no plugin for EFA: aws-ofi-nccl is not installed here")
+                .why("NCCL reaches EFA only through this plugin (libnccl-net.so), and silently uses TCP sockets without it.")
+                .seen("libnccl-net*.so", "not found")
+                .fix("install aws-ofi-nccl by the EFA installer (in the image, with libfabric)"),
+        ),
+        Some(Some(_)) => found.push(
+            Finding::new("nccl-efa-plugin", Severity::Error, "NCCL does not find its plugin for EFA: its folder is not in LD_LIBRARY_PATH")
+                .why("NCCL reaches EFA only through this plugin (libnccl-net.so), and silently uses TCP sockets without it.")
+                .seen("libnccl-net*.so", "below /opt, where the loader does not look")
+                .fix("`export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH`"),
+        ),
+        None => {}
+    }
     let other = hardware(analysis).find_map(|nic| match nccl::network(facts, nic) {
         Network::Ucx(variable) => Some((variable, "NCCL then follows UCX's use of GPU memory, and its own distance rule as well.")),
         Network::Plugin(variable) => Some((variable, "Use of these adapters and of GPUDirect by the plugin is unknown: look for GDRDMA in NCCL's log (doctor --nccl-log).")),
@@ -151,7 +223,10 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let need = stopped.iter().map(|pair| nccl::distance(facts, pair)).max().unwrap_or(Level::Sys);
         // Where the default would not have allowed it either, the setting is no change for the
         // worse.
-        let default_allows = stopped.iter().any(|pair| nccl::distance(facts, pair) <= Level::P2c);
+        let unplaced = |pair: &&&Pair<'_>| facts.pci_device(&pair.gpu.address).is_none();
+        let default_allows = stopped.iter().any(|pair| nccl::distance(facts, pair) <= Level::P2c)
+            // No distance is as short as LOC.
+            || (level == Level::Loc && stopped.iter().any(|pair| unplaced(&pair)));
         let severity = if default_allows { Severity::Error } else { Severity::Info };
         let finding = Finding::new("nccl-gdr-level", severity, format!("{variable} keeps NCCL from GPUDirect on {}", list(&names)))
             .why(format!("The setting allows distances up to {}, but the nearest adapter is at {}: GPU memory is staged through the host.", level.name(), need.name()));
@@ -212,7 +287,7 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     if nccl::is_on(facts, "NCCL_DMABUF_ENABLE") == Some(false)
         && let Some(variable) = variable(analysis, "NCCL_DMABUF_ENABLE")
     {
-        found.push(dma_buf_off("nccl-dmabuf", "NCCL", variable, &able(analysis)));
+        found.push(dma_buf_off("nccl-dmabuf", "NCCL", variable, analysis, &able(analysis)));
     }
     if nccl::is_on(facts, "NCCL_NET_GDR_READ") == Some(false)
         && let Some(variable) = variable(analysis, "NCCL_NET_GDR_READ")

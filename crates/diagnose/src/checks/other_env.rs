@@ -1,9 +1,11 @@
 //! Settings of other programs, and of allocators.
 
+use super::list;
 use super::settings::set;
 use crate::finding::{Finding, Severity};
 use crate::nccl;
 use nobounce_topology::analysis::Analysis;
+use nobounce_topology::facts::Port;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -14,11 +16,18 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     fabric(analysis, &mut found);
     allocator(analysis, &mut found);
     ibgda(analysis, &mut found);
+    names(analysis, &mut found);
+    traffic_class(analysis, &mut found);
     found
 }
 
 /// A variable, the values that switch GPUDirect or RDMA off, and what then happens.
-const SWITCHES: [(&str, &[&str], &str); 10] = [
+const SWITCHES: [(&str, &[&str], &str); 11] = [
+    (
+        "RCCL_GDR_FLUSH_GPU_MEM_NO_RELAXED_ORDERING",
+        &["1"],
+        "RCCL registers its flush buffer without dma-buf, and crashes where there is no peer memory",
+    ),
     ("MV2_USE_GPUDIRECT_RDMA", &["0"], "MVAPICH2 stages GPU memory"),
     ("MV2_USE_GDRCOPY", &["0"], "MVAPICH2 uses slow copies for short GPU messages"),
     ("OMPI_MCA_btl_openib_want_cuda_gdr", &["0", "false"], "Open MPI's openib stages GPU memory"),
@@ -80,15 +89,52 @@ fn allocator(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             continue;
         }
         let refused = facts.gpus.iter().any(|gpu| gpu.gpudirect_rdma_vmm.get() == Some(false));
-        let severity = if refused { Severity::Error } else { Severity::Info };
+        let severity = if refused { Severity::Error } else { Severity::Warning };
         let finding = Finding::new("expandable-segments", severity, "PyTorch's memory grows in segments (expandable_segments)")
             .why(if refused {
                 "The driver does not support GPUDirect for such memory on this GPU (attribute 110 is 0): registering it fails."
             } else {
-                "A tensor may span several allocations: engines that query one address range register only the first (EINVAL, or errors beyond it). NCCL handles this; Mooncake before August 2026 and programs that use cuMemGetAddressRange do not."
+                "It is allocated by the virtual memory API, in pieces: engines that register tensors (Mooncake, NIXL, UCCL, DeepEP, Monarch) fail with EFAULT or EINVAL, or with status 10 beyond the first piece. NCCL handles it."
             });
         found.push(set(finding, variable));
     }
+}
+
+/// NVSHMEM takes adapters by the beginning of their names, which udev rules and administrators change.
+fn names(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let uses = facts.variables().find(|variable| variable.name.starts_with("NVSHMEM_"));
+    let prefix = facts.variable("NVSHMEM_HCA_PREFIX").map_or("mlx5", |variable| variable.value.trim());
+    let listed = facts.variable("NVSHMEM_HCA_LIST").is_some();
+    let Some(variable) = uses.filter(|_| !listed) else { return };
+    let mut own = facts.nics.iter().filter(|nic| nic.driver.as_deref() == Some("mlx5_core")).peekable();
+    if own.peek().is_none() || own.clone().any(|nic| nic.name.starts_with(prefix)) {
+        return;
+    }
+    let names: Vec<String> = own.map(|nic| nic.name.clone()).collect();
+    let begin = names[0].trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
+    found.push(
+        Finding::new("nvshmem-names", Severity::Error, format!("NVSHMEM skips {}: their names do not begin with {prefix}", list(&names)))
+            .why("NVSHMEM and DeepEP take only adapters of that name ('not enumerated as an mlx5 device') and report that no transport is left. The adapters were renamed.")
+            .seen(variable.source, variable.to_string())
+            .seen("/sys/class/infiniband", names.join(" "))
+            .fix(format!("`NVSHMEM_HCA_PREFIX={begin}`   (IBGDA before NVSHMEM 3.3 needs names with mlx5_: disable the udev rule that renames them)"))
+            .of_library("NVSHMEM"),
+    );
+}
+
+/// Traffic classes belong to RoCE: GPU-initiated connections over InfiniBand refuse them.
+fn traffic_class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let facts = analysis.facts;
+    let Some(variable) = facts.variable("NVSHMEM_IB_TRAFFIC_CLASS") else { return };
+    let mut ports = facts.nics.iter().filter(|nic| !nic.is_software()).flat_map(|nic| &nic.ports).peekable();
+    let infiniband = |port: &Port| port.link_layer.eq_ignore_ascii_case("infiniband");
+    if variable.value.trim() == "0" || ports.peek().is_none() || !ports.all(infiniband) {
+        return;
+    }
+    let finding = Finding::new("env-off", Severity::Warning, format!("{variable}: NVSHMEM may fail to connect over InfiniBand"))
+        .why("Traffic classes are of RoCE. With IBGDA the adapter refuses queue pairs that have one on InfiniBand ('Error in mlx5dv_devx_obj_modify for INIT2RTR_QP').");
+    found.push(set(finding, variable));
 }
 
 /// GPU-initiated operations need a parameter of the driver.
@@ -96,6 +142,15 @@ fn ibgda(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     let Some(variable) = facts.variable("NVSHMEM_IB_ENABLE_IBGDA") else { return };
     if matches!(variable.value.trim().to_ascii_lowercase().as_str(), "0" | "false" | "n") {
+        return;
+    }
+    let mut nics = facts.nics.iter().filter(|nic| !nic.is_software());
+    if nics.clone().all(|nic| nic.driver.as_deref().is_some_and(|driver| driver != "mlx5_core")) {
+        let driver = nics.find_map(|nic| nic.driver.clone()).unwrap_or_default();
+        let finding = Finding::new("env-off", Severity::Error, format!("{variable}: GPU-initiated operations (IBGDA) support adapters of mlx5 only"))
+            .why("NVSHMEM's IBGDA programs the adapter itself, and knows the registers of mlx5 alone: DeepEP's low-latency kernels do not run.")
+            .seen("driver", driver);
+        found.push(set(finding, variable));
         return;
     }
     let Some(Some(module)) = facts.kernel.nvidia.known() else { return };

@@ -15,6 +15,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     sizes(analysis, &mut found);
     losses(analysis, &mut found);
     layers(analysis, &mut found);
+    errors(analysis, &mut found);
     found
 }
 
@@ -119,7 +120,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     });
     let severity = if none_left {
         Severity::Error
-    } else if missed {
+    } else if missed || is_rail(analysis, &down) {
         Severity::Warning
     } else {
         Severity::Info
@@ -142,6 +143,16 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .blocks()
             .on(names),
     );
+}
+
+/// Whether the adapters that are down belong to a set with one adapter for each GPU.
+fn is_rail(analysis: &Analysis<'_>, down: &[&Nic]) -> bool {
+    let gpus = analysis.facts.gpus.len();
+    let like = |nic: &Nic| {
+        let all = analysis.facts.nics.iter().filter(|other| !other.is_software());
+        all.filter(|other| other.driver == nic.driver).count()
+    };
+    gpus > 1 && down.iter().any(|nic| nic.driver.is_some() && like(nic) == gpus)
 }
 
 /// Active InfiniBand ports that no subnet manager looks after.
@@ -314,7 +325,7 @@ fn made_for(vendor: u32, device: u32) -> Option<f64> {
 
 fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let small: Vec<_> = hardware(analysis)
-        .filter(|(_, port)| port.is_active() && port.active_mtu.get().is_some_and(|mtu| mtu < 2048))
+        .filter(|(_, port)| port.may_be_active() && port.active_mtu.get().is_some_and(|mtu| mtu < 2048))
         .collect();
     if let Some((nic, port)) = small.first() {
         let names: Vec<_> = small.iter().map(|(nic, port)| name(nic, port)).collect();
@@ -392,7 +403,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("roce-flow-control", Severity::Info, format!("{}: {}", list(&names), if ecn_off { "neither PFC nor ECN is on" } else { "PFC is off, and ECN could not be read" }))
                 .why("No losses so far. With several senders, switches will drop packets, and each loss is expensive for RoCE.")
                 .seen("PFC, ECN", if ecn_off { "off, off" } else { "off, unread" })
-                .fix(format!("`{}`   (and the same priority in every switch)", each(&netdevs(lossy.iter().map(|(nic, port, ..)| (*nic, *port))), PFC)))
+                .fix(format!("`{}`   (and the same priority in every switch)", each(&netdevs(open.iter().copied()), PFC)))
                 .root()
                 .on(names),
         );
@@ -413,10 +424,36 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         }
         found.push(
             finding
-                .fix(format!("`{}`   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)", each(&netdevs(open.iter().copied()), PFC)))
+                .fix(format!("`{}`   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)", each(&netdevs(lossy.iter().map(|(nic, port, ..)| (*nic, *port))), PFC)))
                 .root()
                 .slows()
                 .on(names),
         );
+    }
+}
+
+/// Links that fail far more often than those of the other adapters.
+fn errors(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    /// Fewer happen when machines and switches start.
+    const LEAST: [(&str, u64); 2] = [("link_downed", 20), ("symbol_error", 1000)];
+    let of = |port: &Port, name: &str| port.counters.get(name).copied().unwrap_or(0);
+    for (name, least) in LEAST {
+        let others = |nic: &Nic| {
+            hardware(analysis).any(|(other, port)| other.name != nic.name && of(port, name) < least / 10)
+        };
+        let bad: Vec<_> =
+            hardware(analysis).filter(|(nic, port)| of(port, name) >= least && others(nic)).collect();
+        let Some((nic, port)) = bad.first() else { continue };
+        let names: Vec<_> = bad.iter().map(|(nic, _)| nic.name.clone()).collect();
+        found.push(
+            Finding::new("link-errors", Severity::Warning, format!("{}: the network link is faulty", list(&names)))
+                .why("Links of the other adapters of this machine have no such errors: a cable, a transceiver or a port is bad. Operations stall, or end with status 12.")
+                .seen(format!("/sys/class/infiniband/{}/ports/{}/counters/{name}", nic.name, port.number), of(port, name).to_string())
+                .fix(format!("reseat or replace the cable; `{}`", each(&pci_addresses(bad.iter().map(|(nic, _)| *nic)), "mlxlink -d {} -m -c")))
+                .root()
+                .slows()
+                .on(names),
+        );
+        return;
     }
 }

@@ -18,7 +18,26 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     connection_manager(analysis, &mut found);
     memlock(analysis, &mut found);
     cpus(analysis, &mut found);
+    namespaces(analysis, &mut found);
     found
+}
+
+/// Containers that cannot share memory with others of the machine.
+fn namespaces(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
+    let process = &analysis.facts.process;
+    let own: Vec<&str> = [("IPC", &process.ipc_namespace), ("PID", &process.pid_namespace)]
+        .into_iter()
+        .filter_map(|(name, own)| (own.get() == Some(true)).then_some(name))
+        .collect();
+    if own.is_empty() || !analysis.facts.is_container() || analysis.facts.gpus.is_empty() {
+        return;
+    }
+    found.push(
+        Finding::new("container-namespaces", Severity::Info, format!("this container has its own {} {}", list(&own), one_or(&own, "namespace", "namespaces")))
+            .why("Processes in one container are not concerned. Those of several containers on this machine share neither memory nor CUDA's IPC handles: NCCL and UCX then go over the adapters instead of NVLink.")
+            .seen("/proc/self/ns", own.join(", ").to_lowercase())
+            .fix("only with several containers for one job: start them with `--ipc=host --pid=host`   (Kubernetes: hostIPC, hostPID)"),
+    );
 }
 
 fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
@@ -57,7 +76,14 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         // Where some adapters work, the others may belong to another tenant: a container often gets
         // only one adapter.
         let some_work = facts.nics.iter().any(|nic| usable::nic(facts, nic).is_yes());
-        let severity = if some_work { Severity::Warning } else { Severity::Error };
+        let severity = match id {
+            // The file was left out on purpose; a file that refuses to open was not.
+            "no-dev-infiniband" if some_work && facts.is_container() && !is_missed(analysis, &hit) => {
+                Severity::Info
+            }
+            _ if some_work => Severity::Warning,
+            _ => Severity::Error,
+        };
         let finding = match id {
             "no-dev-infiniband" => Finding::new("no-dev-infiniband", severity, format!("{who}: /sys shows {}, but {why}", one_or(&hit, "it", "them")))
                 .why("NCCL and UCX cannot open the adapter and silently use TCP.")
@@ -78,7 +104,7 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .fix("`apt install libibverbs1 ibverbs-providers`   (dnf: libibverbs rdma-core; in the container's image)")
                 .root(),
             "verbs-provider" => Finding::new("verbs-provider", severity, format!("{who}: libibverbs has no provider for {}", one_or(&hit, "it", "them")))
-                .why("The kernel shows the adapter and its file opens, but libibverbs does not list it: NCCL and UCX silently use TCP.")
+                .why("The kernel shows the adapter, but libibverbs has no library for its driver (libmlx5, libionic, libbnxt_re): NCCL and UCX silently use TCP.")
                 .seen("ibv_get_device_list", why.clone())
                 .fix("`sudo apt install ibverbs-providers`   (dnf: rdma-core; in the container's image, in the version of its libibverbs)")
                 .root(),
@@ -90,10 +116,24 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             _ => Finding::new("nic-open", severity, format!("{who} cannot be opened: {why}"))
                 .why("NCCL and UCX skip the adapter, and use TCP if there is no other.")
                 .seen("ibv_open_device", why.clone())
-                .fix("`ibv_devinfo -v`   (check the provider: ibverbs-providers of rdma-core or OFED must match the kernel driver)"),
+                .fix("`ibv_devinfo -v`   (check the provider: ibverbs-providers of rdma-core, OFED or the vendor must match the kernel driver; in a container install the host's version)"),
         };
-        found.push(finding.blocks().on(hit));
+        let finding = if severity == Severity::Info { finding } else { finding.blocks() };
+        found.push(finding.on(hit));
     }
+}
+
+/// Whether a GPU has no usable adapter as near as one of these.
+fn is_missed(analysis: &Analysis<'_>, names: &[String]) -> bool {
+    analysis.facts.gpus.iter().any(|gpu| {
+        let nearest = |wanted: bool| {
+            let pairs = analysis.pairs.iter().filter(|pair| pair.gpu.address == gpu.address);
+            let pairs =
+                pairs.filter(|pair| names.contains(&pair.nic.name) == wanted && pair.closed == wanted);
+            pairs.filter_map(|pair| pair.distance).min()
+        };
+        matches!((nearest(true), nearest(false)), (Some(missing), Some(left)) if missing < left)
+    })
 }
 
 /// Connections by address need a file of their own.

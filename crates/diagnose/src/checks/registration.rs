@@ -9,9 +9,9 @@ use super::{list, one_or};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::adapters;
 use nobounce_topology::analysis::{Analysis, Pair};
-use nobounce_topology::facts::{GpuVendor, Registration};
+use nobounce_topology::facts::{Facts, GpuVendor, Registration};
 use nobounce_topology::gpudirect;
-use nobounce_topology::methods::Answer;
+use nobounce_topology::methods::{self, Answer};
 use nobounce_topology::usable;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -64,18 +64,31 @@ struct Cause<'a> {
 }
 
 impl Cause<'_> {
-    /// Info if each of its pairs has another method, a warning if it may have, an error if it has
-    /// none.
-    fn severity(&self) -> Severity {
+    /// Info if each of its pairs has another method or probably has, a warning if it may have, an
+    /// error if it has none.
+    fn severity(&self, facts: &Facts, id: &str) -> Severity {
+        let likely = |pair: &Pair<'_>| methods::peermem_is_likely(facts, pair.nic, &pair.peermem);
         let worst = self.pairs.iter().map(|pair| match self.side {
             Side::Peermem if pair.dma_buf() => Severity::Info,
             Side::Peermem if pair.no_dma_buf() => Severity::Error,
+            // The type of the adapter is no fault while its own method may work.
+            Side::Peermem if id == "peermem-nic" || pair.export.is_yes() => Severity::Info,
             Side::Peermem => Severity::Warning,
-            Side::Gpu | Side::Nic if pair.peermem.is_yes() => Severity::Info,
+            Side::Gpu | Side::Nic if pair.peermem.is_yes() || likely(pair) => Severity::Info,
             Side::Gpu | Side::Nic if pair.peermem.is_no() => Severity::Error,
+            // A model without dma-buf is meant to use peer memory.
+            Side::Gpu | Side::Nic if id == "gpu-too-old" => Severity::Info,
             Side::Gpu | Side::Nic => Severity::Warning,
         });
         worst.max().unwrap_or(Severity::Info)
+    }
+
+    /// Whether every pair is known to have the other method.
+    fn is_replaced(&self) -> bool {
+        self.pairs.iter().all(|pair| match self.side {
+            Side::Peermem => pair.dma_buf(),
+            Side::Gpu | Side::Nic => pair.peermem.is_yes(),
+        })
     }
 
     fn devices(&self) -> Vec<String> {
@@ -97,9 +110,13 @@ const STAGED: &str = "Without peer memory and dma-buf every byte is copied throu
 const DMA_BUF_WORKS: &str = "dma-buf works here. Programs that support only peer memory (NCCL before 2.13, UCX before 1.14, perftest without --use_cuda_dmabuf) still stage or fail.";
 const PEER_MEMORY_WORKS: &str = "Peer memory works here, and NCCL, UCX and perftest use it. Only programs that need dma-buf (perftest with --use_cuda_dmabuf) fail.";
 
+const OTHER_LIKELY: &str =
+    "The other method (peer memory or dma-buf) is probably available: no probe has shown that it works.";
+
 fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Finding> {
     let severity = severity_of(analysis, id, cause);
     let why = match (severity, cause.side) {
+        (Severity::Info, _) if !cause.is_replaced() => OTHER_LIKELY,
         (Severity::Info, Side::Peermem) => DMA_BUF_WORKS,
         (Severity::Info, Side::Gpu | Side::Nic) => PEER_MEMORY_WORKS,
         _ => STAGED,
@@ -120,7 +137,7 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
 
 /// A refused pair is at most a warning while each GPU keeps its best adapter.
 fn severity_of(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Severity {
-    match cause.severity() {
+    match cause.severity(analysis.facts, id) {
         severity if id == "registration-pair" => {
             let best = analysis.best();
             let hurt = best.iter().flatten().any(|best| {
@@ -165,15 +182,23 @@ impl Case<'_> {
         Some(match id {
             "peermem-not-loaded" => self.peermem_not_loaded(),
             "peermem-not-registered" => self.peermem_not_registered(),
-            "peermem-no-api" => Finding::new(
-                "peermem-no-api",
-                self.severity,
-                "the kernel's ib_core has no peer-memory interface",
-            )
-            .why(self.why)
-            .seen("/proc/kallsyms", "no ib_register_peer_memory_client")
-            .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
-            .root(),
+            "peermem-no-api" => {
+                let finding = Finding::new(
+                    "peermem-no-api",
+                    self.severity,
+                    "the kernel's ib_core has no peer-memory interface",
+                )
+                .why(self.why)
+                .seen("/proc/kallsyms", "no ib_register_peer_memory_client");
+                // Where dma-buf is stopped as well, its own finding names the way there.
+                if self.cause.pairs.iter().all(|pair| pair.no_dma_buf()) {
+                    finding.fix("install OFED's or DOCA's drivers, whose ib_core has the interface").reboot()
+                } else {
+                    finding
+                        .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
+                        .root()
+                }
+            }
             "peermem-nic" => Finding::new("peermem-nic", self.severity, self.cause.why.to_owned())
                 .why(format!("A loaded and registered module has no effect for these adapters. {}", self.why))
                 .seen("driver", self.driver())
@@ -214,8 +239,12 @@ impl Case<'_> {
     fn peermem_not_loaded(&self) -> Finding {
         let module = PeerModule(self.analysis.facts);
         let name = module.name();
+        let mut why = self.why.to_owned();
+        if self.analysis.facts.kernel.is_loaded("gdrdrv") == Some(true) {
+            why.push_str(" gdrdrv does not replace it: a CPU mapping of GPU memory (gdr_map) has no pages that ibv_reg_mr could pin.");
+        }
         let finding = Finding::new("peermem-not-loaded", self.severity, format!("{name} is not loaded"))
-            .why(self.why)
+            .why(why)
             .seen(format!("/sys/module/{name}"), "not there");
         module.fix(finding)
     }
@@ -422,13 +451,16 @@ fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let loaded = |name: &str| kernel.is_loaded(name) == Some(true);
     if loaded("nv_peer_mem") && PeerModule(facts).name() == "nvidia_peermem" {
         let both = loaded("nvidia_peermem");
+        // The drivers of Hopper and newer GPUs all ship its successor.
+        let replaced = facts.gpus.iter().any(|gpu| gpu.compute_capability.get().is_some_and(|cc| cc >= 90));
+        let severity = if both || replaced { Severity::Warning } else { Severity::Info };
         let title = if both {
             "nv_peer_mem and nvidia_peermem are both loaded"
         } else {
             "the old nv_peer_mem is loaded"
         };
         found.push(
-            Finding::new("old-nv-peer-mem", if both { Severity::Warning } else { Severity::Info }, title)
+            Finding::new("old-nv-peer-mem", severity, title)
                 .why("nv_peer_mem is unmaintained and breaks with new drivers and OFEDs. nvidia_peermem, part of the driver since 470, replaces it.")
                 .seen("/sys/module/nv_peer_mem", "loaded")
                 .fix("`sudo systemctl disable --now nv_peer_mem; sudo apt remove nvidia-peer-memory; sudo modprobe nvidia_peermem`")

@@ -5,6 +5,7 @@ use crate::finding::{Finding, Severity};
 use crate::names::Filter;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Port, Variable};
+use nobounce_topology::methods;
 
 /// A finding about a variable: where it is set, and how to undo it.
 pub(super) fn set(finding: Finding, variable: Variable<'_>) -> Finding {
@@ -62,11 +63,15 @@ pub(super) fn dma_buf_off(
     id: &'static str,
     library: &str,
     variable: Variable<'_>,
+    analysis: &Analysis<'_>,
     pairs: &[&Pair<'_>],
 ) -> Finding {
-    let others = pairs.iter().all(|pair| pair.peermem.is_yes());
-    let (severity, why) = if others {
+    let works = |pair: &Pair<'_>| pair.peermem.is_yes();
+    let likely = |pair: &Pair<'_>| methods::peermem_is_likely(analysis.facts, pair.nic, &pair.peermem);
+    let (severity, why) = if pairs.iter().all(|pair| works(pair)) {
         (Severity::Info, "nvidia_peermem works here.")
+    } else if pairs.iter().all(|pair| works(pair) || likely(pair)) {
+        (Severity::Info, "Peer memory is probably available: its module is loaded.")
     } else {
         (Severity::Error, "Peer memory is not available either: GPU memory is staged through the host.")
     };

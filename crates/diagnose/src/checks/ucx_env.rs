@@ -95,7 +95,7 @@ fn switches(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         && let Some(variable) = facts.variable("UCX_CUDA_COPY_DMABUF")
     {
         let pairs: Vec<_> = analysis.pairs.iter().filter(|pair| !pair.nic.is_software()).collect();
-        found.push(dma_buf_off("ucx-dmabuf", "UCX", variable, &pairs));
+        found.push(dma_buf_off("ucx-dmabuf", "UCX", variable, analysis, &pairs));
     }
     if ucx::is_off(facts, "UCX_IB_PCI_RELAXED_ORDERING")
         && let Some(variable) = facts.variable("UCX_IB_PCI_RELAXED_ORDERING")
@@ -171,7 +171,13 @@ fn build(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
     let has = |begin: &str| ucx.modules.iter().any(|module| module.starts_with(begin));
     let uses_ucx = facts.variables().any(|variable| variable.name.starts_with("UCX_"));
-    let severity = if uses_ucx { Severity::Error } else { Severity::Info };
+    // Where no NCCL is found, UCX is what moves the bytes.
+    let alone = !matches!(facts.libraries.nccl.known(), Some(Some(_)));
+    let severity = match (uses_ucx, alone) {
+        (true, _) => Severity::Error,
+        (false, true) => Severity::Warning,
+        (false, false) => Severity::Info,
+    };
     if !has("ib") {
         found.push(
             Finding::new("ucx-no-verbs", severity, "this machine's UCX was built without verbs")
@@ -192,7 +198,7 @@ fn build(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .why("It does not recognise GPU memory: transfers crash or are staged by the application.")
                 .seen("UCX modules", ucx.modules.join(" "))
                 .fix(format!(
-                    "install UCX with its {wanted} module (ucx-{wanted}), or build it with --with-{wanted}"
+                    "install UCX with its {wanted} module (ucx-{wanted}), or build it with --with-{wanted}; if it is installed in another folder (Python wheels), name that in UCX_MODULE_DIR"
                 )),
         );
     }

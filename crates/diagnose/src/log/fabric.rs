@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Seen;
-use super::fatal;
+use super::{Known, Seen, fatal};
 
 /// A text in a line, and what it means.
 const PROBLEMS: [(&str, &str); 9] = [
@@ -27,6 +26,8 @@ pub struct FabricLog {
     pub providers: BTreeMap<String, u64>,
     /// Warnings that matter, by what they mean.
     pub problems: BTreeMap<&'static str, Seen>,
+    /// Messages whose causes are known.
+    pub known: Known,
     /// Fatal completions by their status.
     pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
 }
@@ -38,6 +39,10 @@ impl FabricLog {
             return;
         }
         self.lines += 1;
+        // NCCL's own log has those of its plugin.
+        if !line.contains("NCCL ") {
+            self.known.take(line);
+        }
         // `Selected Provider is efa (found 4 nics)`, `Selected provider is efa, fabric is efa`.
         if let Some(at) = line.to_ascii_lowercase().find("selected provider is ") {
             let name: String = line[at + 21..]

@@ -3,6 +3,9 @@
 use serde::Serialize;
 
 use super::Seen;
+use super::causes;
+use super::known::{self, LogCause};
+use nobounce_topology::facts::Facts;
 
 /// A status of work completions (`enum ibv_wc_status`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +17,21 @@ pub(super) struct Status {
     meaning: &'static str,
     /// Beginnings of the names of findings that cause it.
     causes: &'static [&'static str],
+}
+
+impl Status {
+    /// Its causes, by this machine's facts.
+    pub(super) fn causes(&self, facts: &Facts, seen: &Seen) -> Vec<LogCause> {
+        let list = match self.number {
+            1 => causes::OTHER_MTU,
+            4 => causes::PROTECTED,
+            10 => causes::NO_ACCESS,
+            12 => causes::NO_ANSWER,
+            _ => &[],
+        };
+        let problem = format!("status {} ({}): {}", self.number, self.name, self.meaning);
+        known::causes(&problem, list, facts, &seen.example).collect()
+    }
 }
 
 const STATUSES: [Status; 8] = [
@@ -107,6 +125,24 @@ impl Fatal {
     }
 }
 
+/// How `ibv_wc_status_str` words the statuses.
+const VERBS: [(u32, &str); 6] = [
+    (4, "local protection error"),
+    (9, "remote invalid request error"),
+    (10, "remote access error"),
+    (11, "remote operation error"),
+    (12, "transport retry counter exceeded"),
+    (13, "RNR retry counter exceeded"),
+];
+
+/// The status that a line names as verbs do, whichever program wrote it.
+pub(super) fn named(line: &str) -> Option<Status> {
+    let by_words = || VERBS.iter().find(|(_, words)| line.contains(words)).map(|(number, _)| *number);
+    let number = STATUSES.iter().find(|status| line.contains("IBV_WC_") && has_word(line, status.name));
+    let number = number.map(|status| status.number).or_else(by_words)?;
+    STATUSES.into_iter().find(|status| status.number == number)
+}
+
 /// The status of a completion that a line reports: by number, by verbs' name, or in UCX's words.
 pub(super) fn status(line: &str) -> Option<Status> {
     let lower = line.to_ascii_lowercase();
@@ -166,5 +202,9 @@ mod tests {
         );
         assert_eq!(of("ERROR Remote access on mlx5_0:1/IB (synd 0x13 vend 0x88 hw_synd 0/0)"), Some(10));
         assert_eq!(of("loss 12, status ok"), None);
+        let other = |line| named(line).map(|status| status.number);
+        assert_eq!(other("worker_pool.cpp:294] retry_cnt: 0): transport retry counter exceeded"), Some(12));
+        assert_eq!(other("wr failed: IBV_WC_LOC_PROT_ERR"), Some(4));
+        assert_eq!(other("error 12: transport retries"), None);
     }
 }

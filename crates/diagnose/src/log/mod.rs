@@ -1,23 +1,31 @@
-//! Logs of NCCL and UCX: what was done, not what is possible.
+//! Logs of NCCL, UCX and others: what was done, not what is possible.
 //!
 //! Read line by line in bounded memory: a log of many ranks and many hours may have gigabytes.
 
+mod causes;
 mod fabric;
 mod fatal;
+mod known;
 mod lines;
+mod messages;
 mod nccl;
+mod overrule;
 mod report;
+mod text;
 mod ucx;
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead};
 
 use serde::Serialize;
 
 pub use fabric::FabricLog;
 pub use fatal::Fatal;
+pub use known::{Known, LogCause};
 pub use lines::MAX_LINE;
 pub use nccl::{NcclLog, Rank, Transport};
-pub use report::{LogReport, LogRow, join_fabric, join_nccl, join_ucx};
+pub use overrule::overrule;
+pub use report::{LogReport, LogRow, join_fabric, join_nccl, join_other, join_ucx};
 pub use ucx::{UcxLog, UcxUse};
 
 /// Distinct entries that are kept of each kind. Further ones are only counted.
@@ -52,15 +60,50 @@ pub struct Logs {
     pub ucx: UcxLog,
     /// libfabric's.
     pub fabric: FabricLog,
+    /// Those of other programs that are known.
+    pub other: OtherLog,
+}
+
+/// What programs other than NCCL, UCX and libfabric say.
+#[derive(Clone, Debug, Default)]
+pub struct OtherLog {
+    /// Lines.
+    pub lines: u64,
+    /// Messages whose causes are known.
+    pub known: Known,
+    /// Fatal completions by their status.
+    fatal: BTreeMap<u32, (fatal::Status, Seen)>,
+}
+
+impl OtherLog {
+    fn take(&mut self, line: &str) {
+        self.lines += 1;
+        self.known.take(line);
+        // Numbers and words of other programs may mean anything; the names of verbs do not.
+        if let Some(status) = fatal::named(line) {
+            self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(line);
+        }
+    }
+
+    /// Whether there is anything to report.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.fatal.is_empty()
+    }
 }
 
 impl Logs {
     /// Takes one line.
     pub fn take(&mut self, line: &str) {
         self.lines += 1;
+        let own = |logs: &Self| logs.nccl.lines + logs.ucx.lines + logs.fabric.lines;
+        let before = own(self);
         self.nccl.take(line);
         self.ucx.take(line);
         self.fabric.take(line);
+        if own(self) == before {
+            self.other.take(line);
+        }
     }
 }
 
@@ -70,6 +113,16 @@ impl Logs {
 /// The log cannot be read.
 pub fn each_line(log: impl BufRead, take: impl FnMut(&str)) -> io::Result<()> {
     lines::each(log, |_| {}, take)
+}
+
+/// Reads a log of any program to its end.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn read_any(log: impl BufRead, progress: impl FnMut(u64)) -> io::Result<Logs> {
+    let mut found = Logs::default();
+    lines::each(log, progress, |line| found.take(line))?;
+    Ok(found)
 }
 
 /// Reads a log of libfabric's to its end.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{MAX_KEPT, Seen, fatal};
+use super::{Known, MAX_KEPT, Seen, fatal};
 
 /// How a connection goes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -70,6 +70,8 @@ pub struct NcclLog {
     pub problems: BTreeMap<&'static str, Seen>,
     /// Fatal completions by their status.
     pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
+    /// Messages whose causes are known.
+    pub known: Known,
     /// What did not fit into memory any more.
     pub forgotten: u64,
     pub(super) links: BTreeMap<Link, u64>,
@@ -165,6 +167,7 @@ impl NcclLog {
         } else if let Some(name) = text.strip_prefix("Using network ") {
             count(&mut self.networks, (host.to_owned(), name.trim().to_owned()), &mut self.forgotten);
         }
+        self.known.take(text);
         if let Some(status) = fatal::status(text).filter(|_| warns) {
             self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(text);
             return;

@@ -1,16 +1,14 @@
 //! Logs joined with findings: which connections were direct, which were not, and why.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{FabricLog, Fatal, NcclLog, Seen, UcxLog, fatal};
+use super::{FabricLog, Fatal, Known, LogCause, NcclLog, OtherLog, Seen, UcxLog, causes, fatal, known};
 use crate::diagnosis::Diagnosis;
 use crate::finding::Severity;
 use crate::verdict::PathKind;
-use nobounce_topology::clean_lines;
-use nobounce_topology::facts::{Facts, Library, Read};
+use nobounce_topology::facts::{Facts, Library, Port, Read};
 
 /// What a log comes to.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -27,6 +25,8 @@ pub struct LogReport {
     pub problems: Vec<(String, Seen)>,
     /// Fatal completions, with the findings of this machine that can be the cause.
     pub fatal: Vec<Fatal>,
+    /// Causes of the problems and of the fatal completions, the likeliest of each first.
+    pub causes: Vec<LogCause>,
     /// Findings on this machine that explain it.
     pub findings: Vec<&'static str>,
     /// Settings that the log names and that matter.
@@ -89,7 +89,9 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
     report.problems =
         log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
     report.fatal = fatals(&log.fatal, diagnosis);
+    add_causes(&mut report, &log.known, &log.fatal, job.as_ref().unwrap_or(facts));
     nccl_notes(&mut report, log, facts, &ours);
+    staged_causes(&mut report, diagnosis, job.as_ref().unwrap_or(facts));
     let lost = report.totals.get("staged").copied().unwrap_or(0)
         + report.totals.get("sockets").copied().unwrap_or(0);
     report.direct_is_lost = lost > 0 || !report.fatal.is_empty();
@@ -199,6 +201,21 @@ fn nccl_notes(report: &mut LogReport, log: &NcclLog, facts: &Facts, ours: &dyn F
         } else {
             "the log has no connection of NCCL's that is recognised here: NCCL_DEBUG=INFO writes them, unless NCCL_DEBUG_SUBSYS leaves out INIT, NET or GRAPH".to_owned()
         });
+    }
+    let present: Vec<&str> = facts
+        .nics
+        .iter()
+        .filter(|nic| !nic.is_software() && nic.ports.iter().any(Port::may_be_active))
+        .map(|nic| nic.name.as_str())
+        .collect();
+    for (host, chosen) in log.adapters.iter().filter(|(host, _)| ours(host)) {
+        let chosen: Vec<&str> = chosen.iter().flat_map(|names| names.split('+')).collect();
+        let unused: Vec<&str> = present.iter().filter(|name| !chosen.contains(name)).copied().collect();
+        // The names of another machine say nothing about this one.
+        if !unused.is_empty() && chosen.iter().any(|name| present.contains(name)) {
+            let (chosen, unused) = (crate::checks::list(&chosen), crate::checks::list(&unused));
+            report.notes.push(format!("NCCL uses {chosen}{}, and not {unused}", of_host(host)));
+        }
     }
     let mut elsewhere: Vec<&str> = report
         .not_direct
@@ -327,6 +344,7 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
     }
     report.problems = log.problems.values().map(|seen| (seen.example.clone(), seen.clone())).collect();
     report.fatal = fatals(&log.fatal, diagnosis);
+    add_causes(&mut report, &log.known, &log.fatal, &job);
     report.direct_is_lost =
         !report.not_direct.is_empty() || (tcp > 0 && rdma == 0) || !report.fatal.is_empty();
     explain(
@@ -340,6 +358,52 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
     report
 }
 
+/// What other programs said, with what is known of this machine.
+#[must_use]
+pub fn join_other(log: &OtherLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport {
+    let mut report = LogReport { program: "other", lines: log.lines, ..LogReport::default() };
+    report.fatal = fatals(&log.fatal, diagnosis);
+    add_causes(&mut report, &log.known, &log.fatal, facts);
+    report.direct_is_lost = !report.fatal.is_empty();
+    if log.is_empty() {
+        report.notes.push(
+            "no line of NCCL, UCX or libfabric was recognised, and no known message of another program"
+                .to_owned(),
+        );
+    }
+    report
+}
+
+/// What staged connections come from, unless a finding of this machine explains them.
+fn staged_causes(report: &mut LogReport, diagnosis: &Diagnosis, facts: &Facts) {
+    let of = |kind: &str| report.totals.get(kind).copied().unwrap_or(0);
+    let explained = diagnosis.findings.iter().any(|finding| {
+        finding.severity >= Severity::Warning && finding.library.is_none_or(|library| library == "NCCL")
+    });
+    if of("staged") == 0 || of("direct") > 0 || explained {
+        return;
+    }
+    let problem = "no connection over the adapters uses GPUDirect (GDRDMA)";
+    report.causes.extend(known::causes(problem, causes::STAGED, facts, ""));
+}
+
+/// Meaning and causes of known messages, before those of completions, which are more general.
+fn add_causes(
+    report: &mut LogReport,
+    known: &Known,
+    fatal: &BTreeMap<u32, (fatal::Status, Seen)>,
+    facts: &Facts,
+) {
+    let (problems, causes) = known.judge(facts);
+    // A meaning replaces the plain one of the same lines.
+    report
+        .problems
+        .retain(|(_, seen)| !problems.iter().any(|(_, known)| known.example.contains(&seen.example)));
+    report.problems.splice(0..0, problems);
+    report.causes = causes;
+    report.causes.extend(fatal.values().flat_map(|(status, seen)| status.causes(facts, seen)));
+}
+
 /// Fatal completions with their possible causes here.
 fn fatals(found: &BTreeMap<u32, (fatal::Status, Seen)>, diagnosis: &Diagnosis) -> Vec<Fatal> {
     let causes = || {
@@ -351,11 +415,12 @@ fn fatals(found: &BTreeMap<u32, (fatal::Status, Seen)>, diagnosis: &Diagnosis) -
 
 /// A log of libfabric's with what is known of this machine.
 #[must_use]
-pub fn join_fabric(log: &FabricLog, diagnosis: &Diagnosis) -> LogReport {
+pub fn join_fabric(log: &FabricLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport {
     let mut report = LogReport { program: "libfabric", lines: log.lines, ..LogReport::default() };
     report.fatal = fatals(&log.fatal, diagnosis);
     report.problems =
         log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
+    add_causes(&mut report, &log.known, &log.fatal, facts);
     for (provider, count) in &log.providers {
         let tcp =
             ["tcp", "sockets", "udp", "net"].iter().any(|name| provider.split(';').any(|part| part == *name));
@@ -403,7 +468,7 @@ fn explain(report: &mut LogReport, diagnosis: &Diagnosis, causes: &[&str]) {
     }
 }
 
-fn times(count: u64) -> String {
+pub(super) fn times(count: u64) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
@@ -413,82 +478,4 @@ fn short(host: &str) -> &str {
 
 fn of_host(host: &str) -> String {
     if host.is_empty() { String::new() } else { format!(" on {host}") }
-}
-
-impl LogReport {
-    /// The report for people.
-    #[must_use]
-    pub fn text(&self) -> String {
-        /// Rows that are written out.
-        const ROWS: usize = 24;
-        let mut out = String::new();
-        let count = |kind: &str| self.totals.get(kind).copied().unwrap_or(0);
-        let _ = writeln!(
-            out,
-            "{} log, {} lines: {} direct (GPUDirect), {} staged through host memory, {} over sockets, {} inside a machine",
-            self.program,
-            self.lines,
-            count("direct"),
-            count("staged"),
-            count("sockets"),
-            count("local")
-        );
-        for row in self.not_direct.iter().take(ROWS) {
-            let mut parts = Vec::new();
-            if !row.host.is_empty() {
-                parts.push(row.host.clone());
-            }
-            if let Some(rank) = row.rank {
-                parts.push(format!("rank {rank}"));
-            }
-            if let Some(gpu) = &row.gpu {
-                parts.push(format!("GPU {gpu}"));
-            }
-            if let Some(adapter) = &row.adapter {
-                parts.push(adapter.clone());
-            }
-            let why = if row.why.is_empty() { String::new() } else { format!(": {}", row.why.join("; ")) };
-            let _ = writeln!(
-                out,
-                "  not direct: {} via {} ({}){why}",
-                parts.join(", "),
-                row.way,
-                times(row.count)
-            );
-        }
-        if self.not_direct.len() > ROWS {
-            let _ = writeln!(out, "  ... and {} more", self.not_direct.len() - ROWS);
-        }
-        for setting in &self.settings {
-            let _ = writeln!(out, "  set: {setting}");
-        }
-        for (meaning, seen) in self.problems.iter().take(ROWS) {
-            let _ = writeln!(out, "  {}: {meaning}", times(seen.count));
-            if !seen.example.is_empty() && seen.example != *meaning {
-                let _ = writeln!(out, "      {}", seen.example);
-            }
-        }
-        for fatal in &self.fatal {
-            let _ = writeln!(
-                out,
-                "  {}: fatal completion {} ({}): {}",
-                times(fatal.seen.count),
-                fatal.status,
-                fatal.name,
-                fatal.meaning
-            );
-            let _ = writeln!(out, "      {}", fatal.seen.example);
-            if !fatal.findings.is_empty() {
-                let _ =
-                    writeln!(out, "      findings here that can be the cause: {}", fatal.findings.join(", "));
-            }
-        }
-        if !self.findings.is_empty() {
-            let _ = writeln!(out, "  findings here that explain it: {}", self.findings.join(", "));
-        }
-        for note in &self.notes {
-            let _ = writeln!(out, "  note: {note}");
-        }
-        clean_lines(&out)
-    }
 }

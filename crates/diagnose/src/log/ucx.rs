@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{MAX_KEPT, Seen, fatal};
+use super::{Known, MAX_KEPT, Seen, fatal};
 
 /// How messages from or into GPU memory go.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -69,6 +69,8 @@ pub struct UcxLog {
     pub problems: BTreeMap<String, Seen>,
     /// Fatal completions by their status.
     pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
+    /// Messages whose causes are known.
+    pub known: Known,
     /// What did not fit into memory any more.
     pub forgotten: u64,
     operation: String,
@@ -88,7 +90,10 @@ impl UcxLog {
                 Some(status) => {
                     self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(text);
                 }
-                None => self.problem(text),
+                None => {
+                    self.known.take(text);
+                    self.problem(text);
+                }
             },
             "DEBUG" | "DIAG" | "INFO" | "TRACE" => {}
             _ => return,

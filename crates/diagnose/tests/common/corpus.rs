@@ -39,7 +39,7 @@ pub(crate) struct Case {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Log {
-    /// `nccl` or `ucx`.
+    /// `nccl`, `ucx` or `other`.
     pub(crate) program: String,
     pub(crate) lines: Vec<String>,
 }
@@ -148,25 +148,54 @@ impl Case {
             .collect();
         let Some(log) = &self.log else { return said };
         let text = log.lines.join("\n");
-        let report = match log.program.as_str() {
-            "nccl" => {
-                let read = log::read_nccl(text.as_bytes(), |_| {}).unwrap();
-                log::join_nccl(&read, &facts, &diagnosis)
+        let logs = log::read_any(text.as_bytes(), |_| {}).unwrap();
+        match log.program.as_str() {
+            "nccl" => said.extend(of_report(&log::join_nccl(&logs.nccl, &facts, &diagnosis))),
+            "ucx" => said.extend(of_report(&log::join_ucx(&logs.ucx, &facts, &diagnosis))),
+            _ => {
+                said.extend(of_report(&log::join_fabric(&logs.fabric, &facts, &diagnosis)));
+                said.extend(of_report(&log::join_other(&logs.other, &facts, &diagnosis)));
             }
-            _ => log::join_ucx(&log::read_ucx(text.as_bytes(), |_| {}).unwrap(), &facts, &diagnosis),
-        };
-        let line = |name: &str, severity, text: &str| Said {
-            name: name.to_owned(),
-            severity,
-            text: text.to_owned(),
-            fix: text.to_owned(),
-        };
-        said.extend(report.problems.iter().map(|(meaning, _)| line("log", Severity::Warning, meaning)));
-        let reasons = report.not_direct.iter().flat_map(|row| &row.why);
-        said.extend(reasons.map(|why| line("log", Severity::Info, why)));
-        said.extend(report.notes.iter().map(|note| line("log", Severity::Info, note)));
+        }
         said
     }
+}
+
+/// What a report of a log says.
+fn of_report(report: &log::LogReport) -> Vec<Said> {
+    let mut said = Vec::new();
+    let line = |name: &str, severity, text: &str| Said {
+        name: name.to_owned(),
+        severity,
+        text: text.to_owned(),
+        fix: text.to_owned(),
+    };
+    // The first cause of a problem is the diagnosis; the others are named with it.
+    let mut before = "";
+    for cause in &report.causes {
+        let severity = if cause.problem == before { Severity::Info } else { Severity::Warning };
+        before = &cause.problem;
+        let text = match severity {
+            Severity::Info => cause.cause.to_owned(),
+            _ => format!("{} {}", cause.problem, cause.cause),
+        };
+        let fix = cause.fix.to_owned();
+        said.push(Said { name: "log".to_owned(), severity, text, fix });
+    }
+    for fatal in &report.fatal {
+        if !report.causes.iter().any(|cause| cause.problem.contains(fatal.name)) {
+            // What was flushed follows from another error, and says so.
+            let severity = if fatal.status == 5 { Severity::Info } else { Severity::Warning };
+            said.push(line("log", severity, fatal.meaning));
+        }
+    }
+    let explained = |meaning: &str| report.causes.iter().any(|cause| cause.problem == meaning);
+    let plain = report.problems.iter().filter(|(meaning, _)| !explained(meaning));
+    said.extend(plain.map(|(meaning, _)| line("log", Severity::Warning, meaning)));
+    let reasons = report.not_direct.iter().flat_map(|row| &row.why);
+    said.extend(reasons.map(|why| line("log", Severity::Info, why)));
+    said.extend(report.notes.iter().map(|note| line("log", Severity::Info, note)));
+    said
 }
 
 /// One statement of the doctor.

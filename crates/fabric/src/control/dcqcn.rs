@@ -1,10 +1,12 @@
 //! Rate control by congestion notification packets, after DCQCN (Zhu et al., SIGCOMM 2015): the
 //! algorithm of the reaction point, with the paper's parameters.
 
+use nobounce_protocol::congestion::{Ack, CongestionControl};
+use nobounce_protocol::timing::Nanos;
 use serde::Serialize;
 
-use super::{Ack, CongestionControl, Path};
-use crate::units::{MICROSECOND, Picos};
+use super::{Path, RATE_WINDOW, gap_of};
+use crate::units::{MICROSECOND, NANOSECOND, Picos, float};
 
 /// Parameters, by the names of the paper.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -92,6 +94,12 @@ impl Dcqcn {
         }
     }
 
+    /// The rate in Gb/s.
+    fn rate(&mut self, now: Picos) -> f64 {
+        self.catch_up(now);
+        self.current
+    }
+
     fn increase(&mut self) {
         let steps = self.options.recovery_steps;
         if self.timer_steps.min(self.byte_steps) > steps {
@@ -120,9 +128,11 @@ impl Dcqcn {
 }
 
 impl CongestionControl for Dcqcn {
-    fn on_sent(&mut self, now: Picos, bytes: f64) {
-        self.catch_up(now);
-        self.bytes += bytes;
+    fn begin(&mut self, _mtu: u32) {}
+
+    fn on_sent(&mut self, now: Nanos, bytes: u64) {
+        self.catch_up(picos(now));
+        self.bytes += float(bytes);
         if self.limited && self.bytes >= self.options.byte_counter {
             self.bytes = 0.0;
             self.byte_steps += 1;
@@ -130,29 +140,35 @@ impl CongestionControl for Dcqcn {
         }
     }
 
-    fn on_ack(&mut self, _now: Picos, _ack: Ack) {}
+    fn on_ack(&mut self, _now: Nanos, _ack: Ack) {}
 
-    fn on_congestion_notification(&mut self, now: Picos) {
-        self.cut(now);
+    fn on_mark(&mut self, now: Nanos) {
+        self.cut(picos(now));
     }
 
-    fn on_loss(&mut self, now: Picos) {
-        self.cut(now);
+    fn on_loss(&mut self, now: Nanos, _resends_all: bool) -> bool {
+        self.cut(picos(now));
+        true
     }
 
-    fn rate(&mut self, now: Picos) -> f64 {
-        self.catch_up(now);
-        self.current
+    fn window(&self) -> u64 {
+        RATE_WINDOW
     }
 
-    fn window(&self) -> f64 {
-        f64::INFINITY
+    fn gap(&mut self, now: Nanos, bytes: u64) -> Nanos {
+        gap_of(bytes, self.rate(picos(now)))
     }
+}
+
+const fn picos(now: Nanos) -> Picos {
+    now.saturating_mul(NANOSECOND)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const US: Nanos = 1_000;
 
     fn path() -> Path {
         Path { line_gbits: 40.0, round_trip: 10 * MICROSECOND, mtu: 1024.0, switches: 1 }
@@ -162,12 +178,12 @@ mod tests {
     fn halves_at_first_and_recovers_by_halves() {
         let mut sender = Dcqcn::new(DcqcnOptions::default(), path());
         assert_eq!(sender.rate(0), 40.0);
-        sender.on_congestion_notification(MICROSECOND);
+        sender.on_mark(US);
         assert_eq!(sender.rate(MICROSECOND), 20.0);
         // One step: half of the way back.
         assert_eq!(sender.rate(57 * MICROSECOND), 30.0);
         assert_eq!(sender.rate(112 * MICROSECOND), 35.0);
-        sender.on_congestion_notification(112 * MICROSECOND);
+        sender.on_mark(112 * US);
         let after = sender.rate(112 * MICROSECOND);
         assert!((17.5..18.0).contains(&after), "alpha has fallen twice by 1/256: {after}");
     }
@@ -176,7 +192,7 @@ mod tests {
     fn never_falls_below_its_lowest_rate() {
         let mut sender = Dcqcn::new(DcqcnOptions::default(), path());
         for at in 1..100 {
-            sender.on_congestion_notification(at * MICROSECOND);
+            sender.on_mark(at * US);
         }
         assert_eq!(sender.rate(100 * MICROSECOND), 0.01);
     }

@@ -1,36 +1,33 @@
-//! A constant window: for checks against theory, and for queue pairs without congestion control.
+//! A constant window: for checks against theory.
 
-use super::{Ack, CongestionControl, Path};
-use crate::units::Picos;
+use nobounce_protocol::congestion::{Ack, CongestionControl};
+use nobounce_protocol::timing::Nanos;
 
-/// A constant window at line rate.
+/// A constant window.
 #[derive(Debug)]
 pub struct Fixed {
-    window: f64,
-    line: f64,
+    window: u64,
 }
 
 impl Fixed {
     /// A window in bytes.
-    pub fn new(window: f64, path: Path) -> Self {
-        Self { window, line: path.line_gbits }
+    pub const fn new(window: u64) -> Self {
+        Self { window }
     }
 }
 
 impl CongestionControl for Fixed {
-    fn on_sent(&mut self, _now: Picos, _bytes: f64) {}
+    fn begin(&mut self, _mtu: u32) {}
 
-    fn on_ack(&mut self, _now: Picos, _ack: Ack) {}
+    fn on_ack(&mut self, _now: Nanos, _ack: Ack) {}
 
-    fn on_congestion_notification(&mut self, _now: Picos) {}
+    fn on_mark(&mut self, _now: Nanos) {}
 
-    fn on_loss(&mut self, _now: Picos) {}
-
-    fn rate(&mut self, _now: Picos) -> f64 {
-        self.line
+    fn on_loss(&mut self, _now: Nanos, _resends_all: bool) -> bool {
+        false
     }
 
-    fn window(&self) -> f64 {
+    fn window(&self) -> u64 {
         self.window
     }
 }

@@ -5,10 +5,12 @@
 //! Some things are this crate's own: a start by doubling until the first delay above the target, also
 //! after a pause; and, as an option, congestion notifications that count as a delay above it.
 
+use nobounce_protocol::congestion::{Ack, CongestionControl};
+use nobounce_protocol::timing::Nanos;
 use serde::Serialize;
 
-use super::{Ack, CongestionControl, Path};
-use crate::units::{MICROSECOND, Picos, float, whole};
+use super::{Path, gap_of};
+use crate::units::{MICROSECOND, NANOSECOND, Picos, float, whole};
 
 /// Parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -93,6 +95,15 @@ impl Swift {
         float(self.path.round_trip + tolerated) + share * float(options.scale_range)
     }
 
+    /// The rate in Gb/s.
+    fn rate(&self) -> f64 {
+        // A window that leaves within a round trip needs no more; a little more keeps it open. The
+        // target stands for the round trip: a sender with a small window measures it so rarely that
+        // it would stay slow long after a queue is gone.
+        let gain = if self.window < 1.0 { 1.0 } else { 1.25 };
+        (gain * self.window * self.path.mtu * 8_000.0 / self.target()).min(self.path.line_gbits)
+    }
+
     fn cut(&mut self, now: Picos, factor: f64) {
         self.starting = false;
         if now < self.may_cut_at {
@@ -104,15 +115,18 @@ impl Swift {
 }
 
 impl CongestionControl for Swift {
-    fn on_sent(&mut self, _now: Picos, _bytes: f64) {}
+    fn begin(&mut self, _mtu: u32) {}
 
-    fn on_ack(&mut self, now: Picos, ack: Ack) {
-        let Some(round_trip) = ack.round_trip.map(float) else { return };
+    fn on_ack(&mut self, now: Nanos, ack: Ack) {
+        let Some(round_trip) = ack.round_trip.map(|time| float(time * NANOSECOND)) else { return };
         self.round_trip = round_trip;
-        let (packets, target) = (ack.bytes / self.path.mtu, self.target());
+        let (packets, target) = (float(ack.bytes) / self.path.mtu, self.target());
         if round_trip >= target {
             let excess = (round_trip - target) / round_trip;
-            self.cut(now, (1.0 - self.options.beta * excess).max(1.0 - self.options.largest_cut));
+            self.cut(
+                now * NANOSECOND,
+                (1.0 - self.options.beta * excess).max(1.0 - self.options.largest_cut),
+            );
             return;
         }
         let growth = self.options.additive * self.path_holds * packets / self.window.max(1.0);
@@ -121,32 +135,29 @@ impl CongestionControl for Swift {
         self.window = (self.window + growth).min((2.0 * self.path_holds).max(8.0));
     }
 
-    fn on_congestion_notification(&mut self, now: Picos) {
+    fn on_mark(&mut self, now: Nanos) {
         if self.options.notified {
-            self.cut(now, 0.8);
+            self.cut(now * NANOSECOND, 0.8);
         }
     }
 
-    fn on_loss(&mut self, now: Picos) {
-        self.cut(now, 1.0 - self.options.largest_cut);
+    fn on_loss(&mut self, now: Nanos, _resends_all: bool) -> bool {
+        self.cut(now * NANOSECOND, 1.0 - self.options.largest_cut);
+        true
     }
 
-    fn on_restart(&mut self, _now: Picos) {
+    fn on_restart(&mut self, _now: Nanos) {
         // What was known of the path is old.
         self.window = self.window.max(float(self.options.first) / self.path.mtu);
         self.starting = true;
     }
 
-    fn rate(&mut self, _now: Picos) -> f64 {
-        // A window that leaves within a round trip needs no more; a little more keeps it open. The
-        // target stands for the round trip: a sender with a small window measures it so rarely that
-        // it would stay slow long after a queue is gone.
-        let gain = if self.window < 1.0 { 1.0 } else { 1.25 };
-        (gain * self.window * self.path.mtu * 8_000.0 / self.target()).min(self.path.line_gbits)
+    fn window(&self) -> u64 {
+        whole(self.window * self.path.mtu)
     }
 
-    fn window(&self) -> f64 {
-        self.window * self.path.mtu
+    fn gap(&mut self, _now: Nanos, bytes: u64) -> Nanos {
+        gap_of(bytes, self.rate())
     }
 }
 
@@ -159,8 +170,10 @@ mod tests {
         Swift::new(SwiftOptions::default(), path)
     }
 
+    const US: Nanos = 1_000;
+
     fn ack(micros: u64) -> Ack {
-        Ack { bytes: 4096.0, round_trip: Some(micros * MICROSECOND) }
+        Ack { bytes: 4096, round_trip: Some(micros * US), in_use: true }
     }
 
     #[test]
@@ -169,14 +182,14 @@ mod tests {
         for _ in 0..4 {
             sender.on_ack(0, ack(11));
         }
-        assert_eq!(sender.window(), 8.0 * 4096.0);
-        sender.on_ack(20 * MICROSECOND, ack(40));
+        assert_eq!(sender.window(), 8 * 4096);
+        sender.on_ack(20 * US, ack(40));
         let cut = sender.window();
-        assert!(cut < 7.0 * 4096.0, "{cut}");
-        sender.on_ack(21 * MICROSECOND, ack(40));
+        assert!(cut < 7 * 4096, "{cut}");
+        sender.on_ack(21 * US, ack(40));
         assert_eq!(sender.window(), cut);
-        sender.on_ack(90 * MICROSECOND, ack(11));
-        assert!(sender.window() > cut && sender.window() < cut + 4096.0);
+        sender.on_ack(90 * US, ack(11));
+        assert!(sender.window() > cut && sender.window() < cut + 4096);
     }
 
     #[test]
@@ -184,12 +197,12 @@ mod tests {
         let mut sender = sender();
         let wide = sender.target();
         for round in 1..100 {
-            sender.on_ack(round * 200 * MICROSECOND, ack(200));
+            sender.on_ack(round * 200 * US, ack(200));
         }
         assert!(sender.target() > wide);
-        assert!(sender.window() < 4096.0);
-        let rate = sender.rate(0);
-        let paced = sender.window() * 8_000.0 / sender.target();
+        assert!(sender.window() < 4096);
+        let rate = sender.rate();
+        let paced = float(sender.window()) * 8_000.0 / sender.target();
         assert!((rate - paced).abs() < 0.01 * rate, "{rate} Gb/s, a packet in a target is {paced}");
     }
 }

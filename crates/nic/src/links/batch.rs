@@ -89,7 +89,7 @@ impl TxBatch {
 
     /// Space for a run of packets, with one header and one ICRC; only in a ring with room.
     pub fn begin_run(&mut self, ring: &Arc<PeerRing>, shape: PacketShape) -> Option<PacketSpace<'_>> {
-        let to = PacketDestination { addr: &ANY, port_hint: 0, ring: Some(ring) };
+        let to = PacketDestination { addr: &ANY, port_hint: 0, ecn: false, ring: Some(ring) };
         let takes = !self.spilled && self.fits(shape.len);
         let reserved = takes.then(|| self.rings.begin(&to, shape, PayloadSource::Copy)).flatten()?;
         Some(self.space(reserved))
@@ -123,7 +123,7 @@ impl TxBatch {
     pub fn put(&mut self, dst: IpAddr, port_hint: u16, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         let fits = self.fits(len);
         if fits {
-            self.wire.put(&PacketDestination { addr: &dst, port_hint, ring: None }, len, fill);
+            self.wire.put(&PacketDestination { addr: &dst, port_hint, ecn: false, ring: None }, len, fill);
         }
         fits
     }

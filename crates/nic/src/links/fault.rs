@@ -1,6 +1,7 @@
 //! A link that injects network faults, reproducibly.
 //!
-//! Faults act on sent packets, after the ICRC was written. A packet that changes its place in a GSO
+//! Faults act on sent packets, after the ICRC was written; congestion marks are of packets that
+//! arrive. A packet that changes its place in a GSO
 //! group gets the ICRC of the new place, so that only the requested fault occurs.
 
 mod config;
@@ -31,6 +32,8 @@ pub struct FaultLink<L> {
     inner: L,
     config: FaultConfig,
     random: Random,
+    /// For packets that arrive: the others do not depend on their number.
+    arrivals: Random,
     clock: fn() -> u64,
     /// The batch that leaves next.
     out: TxBatch,
@@ -50,6 +53,7 @@ struct FaultCounts {
     reordered: u64,
     corrupted: u64,
     delayed: u64,
+    marked: u64,
 }
 
 /// A packet kept outside its batch.
@@ -99,6 +103,7 @@ impl<L: Link> FaultLink<L> {
             inner,
             config,
             random: Random(config.seed),
+            arrivals: Random(!config.seed),
             clock,
             delayed: BinaryHeap::new(),
             overtaken: Vec::new(),
@@ -234,7 +239,15 @@ impl<L: Link> Link for FaultLink<L> {
             self.release((self.clock)());
             self.inner.wake_peers();
         }
-        self.inner.receive(sink)
+        let Self { inner, config, arrivals, counts, .. } = self;
+        if config.mark == 0.0 {
+            return inner.receive(sink);
+        }
+        inner.receive(&mut |datagram| {
+            let marked = datagram.marked || arrivals.chance(config.mark);
+            counts.marked += u64::from(marked);
+            sink(&RxDatagram { marked, ..*datagram });
+        })
     }
 
     fn next_deadline(&self) -> Option<u64> {
@@ -251,6 +264,7 @@ impl<L: Link> Link for FaultLink<L> {
             ("fault_reordered", self.counts.reordered),
             ("fault_corrupted", self.counts.corrupted),
             ("fault_delayed", self.counts.delayed),
+            ("fault_marked", self.counts.marked),
         ]);
         all
     }

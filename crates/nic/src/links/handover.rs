@@ -5,10 +5,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Bytes before the packets of a handover: magic 4, family 1, slot 1, source port 2, first id 2,
+/// Bytes before the packets of a handover: magic 4, family and mark 1, slot 1, source port 2, first id 2,
 /// segment 2, address 16.
 pub(super) const PREFIX: usize = 28;
 const MAGIC: [u8; 4] = *b"nbh2";
+/// Bit of the family: the packets have a congestion mark.
+const MARKED: u8 = 0x80;
 /// The most packet bytes in one handover: what one receive can hold.
 const MAX_BYTES: usize = 65_536;
 /// Buffer size that a handover requires.
@@ -23,6 +25,8 @@ pub(super) struct GroBurst<'a> {
     pub(super) ip_id: u16,
     /// Bytes of each packet but the last.
     pub(super) segment: usize,
+    /// They have a congestion mark (ECN CE). The kernel merges none without one.
+    pub(super) marked: bool,
     pub(super) bytes: &'a [u8],
 }
 
@@ -103,6 +107,7 @@ pub(super) fn encode(slot: u8, run: &GroBurst<'_>) -> Option<[u8; PREFIX]> {
             out[12..28].copy_from_slice(&a.octets());
         }
     }
+    out[4] |= if run.marked { MARKED } else { 0 };
     Some(out)
 }
 
@@ -111,7 +116,8 @@ pub(super) fn decode(slot: u8, message: &[u8]) -> Option<GroBurst<'_>> {
     let (prefix, bytes) = message.split_first_chunk::<PREFIX>()?;
     let u16_at = |at: usize| u16::from_be_bytes([prefix[at], prefix[at + 1]]);
     let v6: [u8; 16] = prefix.last_chunk().copied()?;
-    let src: IpAddr = match prefix[4] {
+    let marked = prefix[4] & MARKED != 0;
+    let src: IpAddr = match prefix[4] & !MARKED {
         4 => Ipv4Addr::new(v6[0], v6[1], v6[2], v6[3]).into(),
         6 => Ipv6Addr::from(v6).into(),
         _ => return None,
@@ -120,7 +126,7 @@ pub(super) fn decode(slot: u8, message: &[u8]) -> Option<GroBurst<'_>> {
     if prefix[..4] != MAGIC || prefix[5] != slot || segment == 0 || bytes.is_empty() {
         return None;
     }
-    Some(GroBurst { src, src_port: u16_at(6), ip_id: u16_at(8), segment, bytes })
+    Some(GroBurst { src, src_port: u16_at(6), ip_id: u16_at(8), segment, marked, bytes })
 }
 
 #[cfg(test)]
@@ -129,8 +135,14 @@ mod tests {
 
     #[test]
     fn malformed_handovers_are_dropped() {
-        let run =
-            GroBurst { src: [127, 0, 0, 9].into(), src_port: 4791, ip_id: 3, segment: 40, bytes: &[7; 50] };
+        let run = GroBurst {
+            src: [127, 0, 0, 9].into(),
+            src_port: 4791,
+            ip_id: 3,
+            segment: 40,
+            marked: true,
+            bytes: &[7; 50],
+        };
         let good = [&encode(5, &run).unwrap()[..], &[7; 50]].concat();
         assert_eq!(decode(5, &good), Some(run));
         assert!(decode(6, &good).is_none(), "for another slot");

@@ -85,6 +85,7 @@ impl Capabilities {
     /// The UDP source port with that index; the well-known port past the last.
     #[inline]
     pub(crate) fn source_port(&self, index: u8) -> u16 {
+        let index = index.checked_sub(wire_packets::PLAIN).unwrap_or(index);
         self.source_ports.get(usize::from(index)).copied().unwrap_or(ROCE_PORT)
     }
 }
@@ -123,6 +124,8 @@ pub struct RxDatagram<'a> {
     /// Number of packets coalesced into this one: always 1 with an ICRC; untrusted, any value,
     /// without.
     pub packets: u16,
+    /// It has a congestion mark (ECN CE).
+    pub marked: bool,
 }
 
 impl RxDatagram<'_> {

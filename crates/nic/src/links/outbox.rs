@@ -123,7 +123,7 @@ mod tests {
         let mut outbox = Outbox::default();
         let mut letters = Vec::new();
         fn run(bytes: &[u8]) -> GroBurst<'_> {
-            GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, bytes }
+            GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 100, marked: false, bytes }
         }
         while outbox.letters.len() < 10 {
             let bytes = vec![u8::try_from(letters.len() % 251).unwrap(); 20_000];
@@ -151,8 +151,14 @@ mod tests {
         let (mut from, to) = (claimed(), claimed());
         let mut outbox = Outbox::default();
         let bytes = vec![1; 60_000];
-        let run =
-            GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment: 1000, bytes: &bytes };
+        let run = GroBurst {
+            src: [127, 0, 0, 1].into(),
+            src_port: 1,
+            ip_id: 0,
+            segment: 1000,
+            marked: false,
+            bytes: &bytes,
+        };
         while outbox.hand_over(&mut from, SlotOwner::Slot(to.number()), &run) == Handover::Done {}
         assert!(outbox.bytes <= MAX_OF_OWNER && outbox.bytes > MAX_OF_OWNER - 60_000);
         let kept = outbox.letters.len() as u64;

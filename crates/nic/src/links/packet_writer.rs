@@ -14,6 +14,8 @@ pub struct PacketDestination<'a> {
     pub addr: &'a IpAddr,
     /// Picks one of the link's source ports.
     pub port_hint: u16,
+    /// Its sender obeys congestion notifications: switches may mark it (ECN).
+    pub ecn: bool,
     /// Its ring, if it is a same-host peer: its packets need no ICRC.
     pub ring: Option<&'a Arc<PeerRing>>,
 }

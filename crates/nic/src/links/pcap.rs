@@ -368,6 +368,7 @@ mod tests {
             ip_id: 0,
             has_icrc: false,
             packets: 3,
+            marked: false,
         };
         let packets = has_icrc(&flow, &datagram);
         assert_eq!(packets.len(), 3);

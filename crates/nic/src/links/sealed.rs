@@ -210,7 +210,9 @@ impl<L: Link> SealedLink<L> {
     fn tick(&mut self, now: Nanos) {
         if now >= self.look_at {
             self.look_at = now + SECOND;
-            self.unix = unix_now();
+            let micros = unix_micros();
+            self.unix = micros / 1_000_000;
+            self.seal.set_time(now, micros);
             self.look_at_keys();
         }
     }
@@ -250,8 +252,9 @@ fn destination(head: &[u8]) -> Qpn {
     Qpn::new(number.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)))
 }
 
-fn unix_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+fn unix_micros() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }
 
 impl<L: Link> Link for SealedLink<L> {
@@ -315,7 +318,7 @@ impl<L: Link> Link for SealedLink<L> {
         let Self { inner, seal, room, unix, .. } = self;
         let mut delivered = 0;
         inner.receive(&mut |datagram| {
-            let RxDatagram { src, src_port, arrival, group, bytes, .. } = *datagram;
+            let RxDatagram { src, src_port, arrival, group, bytes, marked, .. } = *datagram;
             let from = (src, group.copied());
             // Behind the lead, the payload is aligned as where it was received.
             let opened = seal.handle_packet((now, *unix), from, bytes, &mut room[LEAD..]);
@@ -331,6 +334,7 @@ impl<L: Link> Link for SealedLink<L> {
                 ip_id: opened.ip_id,
                 has_icrc: true,
                 packets: 1,
+                marked,
             });
         });
         self.pump(now);

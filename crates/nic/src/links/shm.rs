@@ -433,6 +433,7 @@ impl<L: Link> ShmLink<L> {
                             ip_id: if label.has_icrc { label.number } else { 0 },
                             packets: if label.has_icrc { 1 } else { label.number },
                             has_icrc: label.has_icrc,
+                            marked: false,
                         });
                     }
                     Err(RingError::Wait) => break,

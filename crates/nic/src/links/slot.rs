@@ -270,7 +270,7 @@ mod tests {
     }
 
     fn run(bytes: &[u8]) -> GroBurst<'_> {
-        GroBurst { src: addr(9), src_port: 4791, ip_id: 3, segment: 40, bytes }
+        GroBurst { src: addr(9), src_port: 4791, ip_id: 3, segment: 40, marked: false, bytes }
     }
 
     #[test]

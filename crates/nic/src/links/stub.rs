@@ -74,6 +74,7 @@ impl Link for StubLink {
                 has_icrc: true,
                 whole: None,
                 packets: 1,
+                marked: false,
             });
         }
         arrived.len()

@@ -9,6 +9,7 @@ mod guard;
 mod interface;
 mod loopback_filter;
 mod receive;
+mod senders;
 mod socket;
 mod steering;
 mod transmit;
@@ -21,9 +22,12 @@ use std::time::Duration;
 use nobounce_protocol::seal::SealedHeader;
 use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
+pub(crate) use self::interface::route_path_mtu;
+
 use self::groups::{Group, Groups};
 use self::guard::PortGuard;
 use self::receive::UdpReceiver;
+use self::senders::Senders;
 use self::socket::{SockAddr, Socket};
 use self::steering::Steering;
 use self::transmit::Transmitter;
@@ -40,12 +44,6 @@ const SOCKET_BUFFER: i32 = 4 << 20;
 /// Maximum GSO segments per send: the limit of the oldest kernels. Receivers assume identifications
 /// below it.
 const MAX_SEGMENTS: usize = 64;
-/// Ports that RoCEv2 senders use.
-const FIRST_SOURCE_PORT: u16 = 0xc000;
-/// Distance between our source ports.
-const PORT_STEP: u16 = 0x800;
-/// How many of them are tried.
-const PORT_TRIES: u16 = 64;
 /// Empty calls between two polls of the Unix sockets while no handover arrives: saves a system
 /// call.
 const HANDOVER_EVERY: u32 = 32;
@@ -122,9 +120,7 @@ pub struct UdpLink {
     listening: bool,
     /// While it listens, unless packets from any port are taken.
     guard: Option<PortGuard>,
-    /// One for each source port; none on loopback, where everything leaves from the well-known
-    /// port.
-    senders: Vec<Socket>,
+    senders: Senders,
     slot: Slot,
     steering: Steering,
     /// Services of the connection manager that this device offers.
@@ -187,14 +183,20 @@ impl UdpLink {
         enlarge(&socket);
         // Before bind, so that no packet arrives unmerged.
         let receive_offload = config.gro && socket.set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+        if !addr.is_loopback() {
+            socket.read_marks(addr); // no switch is on the way to a loopback address
+        }
         let gso = config.gso && socket.knows(libc::SOL_UDP, libc::UDP_SEGMENT);
         let host_addresses = host_addresses::read();
         if addr.is_ipv6() && config.local_ports == LocalPorts::Own {
             loopback_filter::attach(&socket, host_addresses).map_err(os("setsockopt(SO_ATTACH_FILTER)"))?;
         }
         let slot = Slot::new(addr).map_err(os("socket"))?;
-        let (senders, source_ports) =
-            if addr.is_loopback() { (Vec::new(), [ROCE_PORT; SOURCE_PORTS]) } else { open_senders(config)? };
+        let (senders, source_ports) = if addr.is_loopback() {
+            (Senders::default(), [ROCE_PORT; SOURCE_PORTS])
+        } else {
+            Senders::open(config)?
+        };
         // Multicast leaves from the well-known port: receivers may be on this host.
         groups::send_by(&socket, addr, config.scope);
         let caps = Capabilities {
@@ -342,13 +344,13 @@ impl Link for UdpLink {
 
     fn send(&mut self, batch: &mut TxBatch) {
         let Self { socket, senders, transmitter, .. } = self;
-        transmitter.send(batch, |port| senders.get(usize::from(port)).unwrap_or(socket));
+        transmitter.send(batch, |port| senders.get(port).unwrap_or(socket));
     }
 
     fn receive(&mut self, sink: &mut dyn FnMut(&RxDatagram<'_>)) -> usize {
         let Self { socket, senders, transmitter, .. } = self;
         if transmitter.is_waiting() {
-            transmitter.retry(&|port| senders.get(usize::from(port)).unwrap_or(socket));
+            transmitter.retry(&|port| senders.get(port).unwrap_or(socket));
         }
         if !self.outbox.is_empty() {
             self.outbox.retry(&mut self.slot);
@@ -415,7 +417,7 @@ impl Link for UdpLink {
             MadOwner::Service(service) => SlotOwner::Service(service),
         };
         let RxDatagram { src, src_port, ip_id, bytes, .. } = *datagram;
-        let run = GroBurst { src, src_port, ip_id, segment: bytes.len(), bytes };
+        let run = GroBurst { src, src_port, ip_id, segment: bytes.len(), marked: false, bytes };
         match self.outbox.hand_over(&mut self.slot, owner, &run) {
             Handover::NoOwner => return false,
             Handover::Done => self.rx.handed_over += 1,
@@ -504,6 +506,7 @@ fn deliver(
         group,
         whole: None,
         packets: 1,
+        marked: run.marked,
     };
     let mut n = 0;
     if run.bytes.is_empty() {
@@ -626,26 +629,4 @@ fn part<'a>(run: &GroBurst<'a>, start: usize, end: usize) -> GroBurst<'a> {
 fn enlarge(socket: &Socket) {
     let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, SOCKET_BUFFER);
     let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
-}
-
-/// Sending sockets, one per source port, so that ECMP has several flows to spread.
-fn open_senders(config: &UdpConfig) -> Result<(Vec<Socket>, [u16; SOURCE_PORTS]), OpenError> {
-    let addr = config.addr;
-    let mut senders = Vec::with_capacity(SOURCE_PORTS);
-    let mut ports = [0; SOURCE_PORTS];
-    for (base, port) in (FIRST_SOURCE_PORT..=u16::MAX).step_by(usize::from(PORT_STEP)).zip(&mut ports) {
-        let socket = Socket::new(addr)?;
-        let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 0); // the kernel's minimum: it receives nothing
-        let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
-        // Other programs may have some of these ports; we share ours with our own devices only.
-        let bound =
-            (base..base + PORT_TRIES).find(|p| socket.bind(&SockAddr::new(addr, *p, config.scope)).is_ok());
-        let Some(bound) = bound else {
-            let source = io::Error::from_raw_os_error(libc::EADDRINUSE);
-            return Err(OpenError::Os { addr, call: "bind of 64 source ports in a row", source });
-        };
-        *port = bound;
-        senders.push(socket);
-    }
-    Ok((senders, ports))
 }

@@ -36,6 +36,8 @@ pub(super) const SLOT_BYTE: usize = 5;
 /// Index of the well-known port among the source ports.
 const WELL_KNOWN: u8 = 8;
 const _: () = assert!(WELL_KNOWN as usize == SOURCE_PORTS);
+/// Index of the first source port for packets that are not ECN-capable.
+pub(super) const PLAIN: u8 = WELL_KNOWN + 1;
 
 /// One packet of a [`TxBatch`](super::TxBatch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,11 @@ impl TxPacket {
     pub(super) fn range(&self) -> Range<usize> {
         let start = self.start as usize;
         start..start + self.len as usize
+    }
+
+    /// Whether its socket makes it ECN-capable.
+    pub(super) fn is_ecn_capable(&self) -> bool {
+        self.port < WELL_KNOWN && self.src_port != ROCE_PORT
     }
 
     /// The addresses and ports its ICRC covers.
@@ -218,7 +225,7 @@ impl WirePackets {
 
     /// Adds a packet that is complete.
     pub(super) fn put_message(&mut self, addr: &IpAddr, packet: &[u8]) -> bool {
-        let port = self.port(&PacketDestination { addr, port_hint: 0, ring: None });
+        let port = self.port(&PacketDestination { addr, port_hint: 0, ecn: false, ring: None });
         let destination = Destination::new(addr, port, IpOptions::default());
         self.put_whole(destination, packet.len(), |room| {
             room.copy_from_slice(packet);
@@ -296,7 +303,8 @@ impl WirePackets {
             return WELL_KNOWN;
         }
         let port = usize::from(to.port_hint) % ports.len();
-        if ports[port] == ports[0] { 0 } else { u8::try_from(port).unwrap_or(0) }
+        let port = if ports[port] == ports[0] { 0 } else { u8::try_from(port).unwrap_or(0) };
+        if to.ecn { port } else { port + PLAIN }
     }
 
     // Inlined, so that the `Destination` stays in registers: on the stack it would cause

@@ -109,7 +109,9 @@ impl Counters {
             ("local_ack_timeout_err", self.qps.local_ack_timeout_err),
             ("probes", self.qps.probes),
             ("retransmitted", self.qps.retransmitted),
-            ("congestion_notifications", self.qps.congestion_notifications),
+            ("np_ecn_marked_roce_packets", self.qps.np_ecn_marked_roce_packets),
+            ("np_cnp_sent", self.qps.np_cnp_sent),
+            ("rp_cnp_handled", self.qps.rp_cnp_handled),
             ("lost_atomic_replay", self.qps.lost_atomic_replay),
             ("out_of_buffer", self.qps.out_of_buffer),
             ("qkey_violations", self.qps.qkey_violations),
@@ -171,7 +173,9 @@ pub(crate) fn add(sum: &mut QpCounters, one: &QpCounters) {
     sum.local_ack_timeout_err += one.local_ack_timeout_err;
     sum.probes += one.probes;
     sum.retransmitted += one.retransmitted;
-    sum.congestion_notifications += one.congestion_notifications;
+    sum.np_ecn_marked_roce_packets += one.np_ecn_marked_roce_packets;
+    sum.np_cnp_sent += one.np_cnp_sent;
+    sum.rp_cnp_handled += one.rp_cnp_handled;
     sum.lost_atomic_replay += one.lost_atomic_replay;
     sum.out_of_buffer += one.out_of_buffer;
     sum.qkey_violations += one.qkey_violations;

@@ -27,6 +27,7 @@ pub use config::{Config, ConfigError, Progress, Retransmit};
 pub use counters::Counters;
 pub use engine::memory_windows::MwKind;
 pub use engine::multicast::GroupError;
+pub use engine::path_probe::PathMtu;
 pub use engine::snapshot::last_snapshot;
 pub use error::{CreateQpError, OpenError, RegisterError};
 pub use events::cm_channel::{CmChannel, CmNotice, Told};

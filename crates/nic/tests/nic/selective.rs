@@ -81,12 +81,36 @@ fn congestion_notifications_of_the_peer_are_obeyed() {
     Forger::new(b.device.local(), &a).send_closed(packet.clone());
     until("the notification", || {
         a.quiet();
-        a.counter("congestion_notifications") == 1
+        a.counter("rp_cnp_handled") == 1
     });
     Forger::new([127, 59, 3, 9].into(), &a).send_closed(packet);
     until("the forged one", || {
         a.quiet();
         a.counter("wrong_peer") == 1
     });
-    assert_eq!(a.counter("congestion_notifications"), 1);
+    assert_eq!(a.counter("rp_cnp_handled"), 1);
+}
+
+/// What arrives with a congestion mark is answered with notifications, at most one in 50 us, and the
+/// sender slows down. Where every packet is marked, windows shrink below a packet, and all arrives.
+#[test]
+fn marks_are_answered_with_notifications() {
+    for (addrs, mark) in
+        [(["127.59.4.1", "127.59.4.2"], "mark=0.2"), (["127.59.5.1", "127.59.5.2"], "mark=1")]
+    {
+        let marking =
+            |addr| Config { fault: Some(mark.parse().unwrap()), link: LinkChoice::Udp, ..config(addr) };
+        let start = Instant::now();
+        let (a, b) = pair_with(&marking(addrs[0]), &marking(addrs[1]), LEN, Mtu::Mtu1024);
+        exchange(&a, &b, 1);
+        exchange(&b, &a, 2);
+        quiet_for([&a, &b], Duration::from_millis(10));
+        let most = 1 + u64::try_from(start.elapsed().as_micros()).unwrap() / 50;
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            let sent = from.counter("np_cnp_sent");
+            assert!((1..=most).contains(&sent), "{mark}: {sent} of {most}");
+            assert!(from.counter("np_ecn_marked_roce_packets") >= sent);
+            assert_eq!(to.counter("rp_cnp_handled"), sent);
+        }
+    }
 }

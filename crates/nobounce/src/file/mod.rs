@@ -4,12 +4,14 @@
 //!
 //! | path | when |
 //! |---|---|
-//! | `window` | reads of less than 4 MiB: stored from the page cache through BAR1 |
-//! | `staged` | longer ones, and memory without a window: threads fill pinned buffers, past the page cache (`O_DIRECT`) what is not in it, and the copy engine places them |
+//! | `window` | memory with a window: threads store through BAR1, from the page cache or from buffers that were read past it |
+//! | `staged` | memory without one: threads fill pinned buffers, and the copy engine places them |
 //!
-//! [`Require::Direct`] excludes the second one.
+//! Pieces of long reads that are not in the page cache are read past it (`O_DIRECT`).
+//! [`Require::Direct`] excludes the second path.
 
 mod error;
+mod load;
 #[allow(unsafe_code)] // the caller promises what it says about memory
 mod local;
 mod open;
@@ -18,6 +20,7 @@ mod queue;
 mod read;
 mod report;
 mod staged;
+mod windowed;
 mod write;
 
 pub use error::FileError;

@@ -11,6 +11,7 @@ use nobounce_memory::FileMapping;
 use nobounce_memory::path::Reason;
 
 use super::error::FileError;
+use super::pieces::PIECE;
 
 /// Alignment of `O_DIRECT` where the kernel does not state it: a page fits all devices.
 const USUAL_ALIGNMENT: usize = 4096;
@@ -153,6 +154,9 @@ fn open_direct(file: &fs::File) -> Result<Direct, Reason> {
     let file = opened.map_err(|error| Reason::new(format!("open with O_DIRECT: {error}")))?;
     match alignment(&file) {
         Some(0) => Err(Reason::new("the file system has no O_DIRECT for this file")),
+        Some(alignment) if PIECE % alignment != 0 => {
+            Err(Reason::new(format!("O_DIRECT of this file needs units of {alignment} bytes")))
+        }
         stated => Ok(Direct { file, alignment: stated.unwrap_or(USUAL_ALIGNMENT) }),
     }
 }

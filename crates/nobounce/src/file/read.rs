@@ -2,26 +2,16 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
-use nobounce_memory::gpu::{GpuMemory, GpuWindow};
+use nobounce_memory::gpu::GpuMemory;
 use nobounce_memory::path::{Mechanism, Reason, Require};
-use nobounce_memory::{AccessError, FileMapping};
 
 use super::FileOptions;
 use super::error::FileError;
 use super::open::File;
-use super::pieces::PIECE;
 use super::report::FileReport;
-use super::staged;
-use crate::gpu_access;
+use super::{staged, windowed};
 use crate::region::{Region, RegionPlace};
-
-/// From here on several threads and the copy engine are faster than one thread through the window: on
-/// an H200 106 and 160 us for 1 MiB, 1754 and 1255 us for 16 MiB.
-const LONG: usize = 4 << 20;
-/// The kernel maps at most so many bytes around a fault; longer ranges are mapped by one call.
-const FAULT_AROUND: usize = 64 << 10;
 
 impl Region {
     /// Reads `range.len()` bytes of the file at `offset` into `range` of this region. On return, kernels
@@ -94,30 +84,17 @@ struct GpuRead<'a> {
 
 impl GpuRead<'_> {
     fn run(&self, offset: u64, range: Range<usize>, report: &mut FileReport) -> Result<(), FileError> {
-        let window = self.memory.window();
-        let reason = match window {
-            None => self.no_window(),
-            Some(_) => Reason::new("long read: several threads fill pinned buffers for the copy engine"),
-        };
-        let Some(window) = window.filter(|_| range.len() < LONG || self.require == Require::Direct) else {
-            if self.require == Require::Direct {
-                return Err(FileError::NotDirect { name: self.file.name().to_owned(), reason });
-            }
-            report.count_staged(&reason, range.len());
-            return staged::read(self.memory, self.file, offset, range);
-        };
-        let end = usize::try_from(offset).ok().and_then(|at| at.checked_add(range.len()));
-        let overflow = || std::io::Error::from_raw_os_error(libc::EOVERFLOW);
-        let end = end.ok_or_else(|| self.file.failed("map", offset, overflow()))?;
-        let cache = self.file.mapping(end)?;
-        // Both are in memory: the difference fits.
-        let start = end - range.len();
-        for at in (0..range.len()).step_by(PIECE) {
-            let len = PIECE.min(range.len() - at);
-            store(window, range.start + at, &cache, start + at..start + at + len, self.file)?;
-            report.count(Mechanism::Window, len);
+        if let Some(window) = self.memory.window() {
+            windowed::read(window, self.file, offset, range.clone())?;
+            report.count(Mechanism::Window, range.len());
+            return Ok(());
         }
-        if range.is_empty() { Ok(()) } else { Ok(gpu_access::finish(window)?) }
+        let reason = self.no_window();
+        if self.require == Require::Direct {
+            return Err(FileError::NotDirect { name: self.file.name().to_owned(), reason });
+        }
+        report.count_staged(&reason, range.len());
+        staged::read(self.memory, self.file, offset, range)
     }
 
     fn no_window(&self) -> Reason {
@@ -125,49 +102,5 @@ impl GpuRead<'_> {
             nobounce_memory::path::Path::Staged(reason) => reason.clone(),
             _ => Reason::new("the memory has no window"),
         }
-    }
-}
-
-/// Stores a range of the page cache through the window.
-fn store(
-    window: &GpuWindow,
-    to: usize,
-    cache: &Arc<FileMapping>,
-    from: Range<usize>,
-    file: &File,
-) -> Result<(), FileError> {
-    if from.len() > FAULT_AROUND {
-        // The next piece is read meanwhile.
-        cache.prefetch(from.end..from.end + PIECE);
-        let at = from.start as u64;
-        cache.populate(from.clone()).map_err(|source| file.failed("read", at, source))?;
-    }
-    window.store(to, cache.source(from.clone())).map_err(|error| blame(error, cache, from, file))
-}
-
-/// A store fails alike where a page cannot be read from the file and where the memory is gone: only the
-/// former can be populated again.
-fn blame(error: AccessError, cache: &FileMapping, from: Range<usize>, file: &File) -> FileError {
-    let at = from.start as u64;
-    match cache.populate(from) {
-        Err(source) => file.failed("read", at, source),
-        Ok(()) => FileError::Memory(error.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_that_cannot_be_read_are_errors_of_the_file() {
-        let path = std::env::temp_dir().join(format!("nobounce-blame-{}", std::process::id()));
-        std::fs::write(&path, [1; 100]).unwrap();
-        let file = File::open(&path).unwrap();
-        let cache = FileMapping::of(file.as_fd(), 16 << 10).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        let error = |from| blame(AccessError::Faulted { address: 0 }, &cache, from, &file);
-        assert!(matches!(error(8 << 10..9 << 10), FileError::Io { .. }));
-        assert!(matches!(error(0..100), FileError::Memory(_)));
     }
 }

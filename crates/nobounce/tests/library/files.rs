@@ -129,34 +129,14 @@ fn alone_gpu_memory() {
                 let [cpu, through_window, copied, staged] = by_path(&report);
                 assert_eq!((cpu, copied), (0, 0));
                 assert_eq!(staged, report.staged.iter().map(|staged| staged.bytes).sum::<u64>());
-                if !options.window {
-                    assert_eq!(through_window, 0);
-                } else if len < 4 * MIB {
-                    assert_eq!(staged, 0, "{:?}", report.staged);
-                }
+                let unused = if options.window { staged } else { through_window };
+                assert_eq!(unused, 0, "{:?}", report.staged);
                 let seen = cuda.peek(region.addr(), 6 * MIB);
                 assert!(seen[to..to + len] == bytes[from..from + len], "{from} {to} {len}");
                 assert!(seen[..to].iter().chain(&seen[to + len..]).all(|byte| *byte == 0xee));
             }
         }
     }
-}
-
-#[test]
-fn long_reads_are_staged_unless_a_direct_path_is_required() {
-    let _ = StandIn::load();
-    let device = device("127.75.1.4");
-    let bytes = pattern(8 * MIB + 9, 3);
-    let temporary = Temporary::new("long", &bytes);
-    let region = device.register_gpu_on(0, 8 * MIB, GpuOptions::default()).unwrap();
-    let report = region.read_file(&temporary.open(), 9, 0..8 * MIB).unwrap();
-    assert_eq!(by_path(&report), [0, 0, 0, 8 * MIB as u64]);
-    assert!(report.staged[0].reason.as_str().contains("long read"), "{:?}", report.staged);
-    check(&region, 0, &bytes[9..]);
-    region.fill(0..8 * MIB, 0).unwrap();
-    let report = region.read_file_with(&temporary.open(), 9, 0..8 * MIB, DIRECT).unwrap();
-    assert_eq!(by_path(&report), [0, 8 * MIB as u64, 0, 0]);
-    check(&region, 0, &bytes[9..]);
 }
 
 #[test]

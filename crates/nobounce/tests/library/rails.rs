@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::common::{SOON, is_dropin, is_hardware, pair, pattern, waive};
 use fake_cuda::client::StandIn;
+use nobounce::nic::soft::{QpAttr, QpState};
 use nobounce::{ConnectOptions, GpuOptions, RailError, Rails, Require};
 
 const LEN: usize = 3 << 20;
@@ -139,4 +140,40 @@ fn memory_of_a_gpu_is_registered_with_every_rail() {
     let staged = GpuOptions { staged: true, ..direct };
     let refused = a.register_gpu(0, LEN, staged).unwrap_err().to_string();
     assert!(refused.contains("rail 0") && refused.contains("a direct path is required"), "{refused}");
+}
+
+/// A link that fails in the midst of a transfer: the other rail carries the rest, and everything
+/// after it.
+#[test]
+fn a_link_that_fails_moves_its_part_to_the_other_rail() {
+    const PIECE: u32 = 16 << 10;
+    let hasty = ConnectOptions { ack_timeout: 12, retries: 1, depth: 8, ..ConnectOptions::default() };
+    for broken in [0, 1] {
+        let (a, b) = rails_of(["127.173.0.9", "127.173.0.10"], &hasty);
+        let a = a.with_pieces(PIECE);
+        let (ours, theirs) = (a.register(LEN).unwrap(), b.register(LEN).unwrap());
+        let remote: Vec<_> = theirs.regions().map(nobounce::Region::remote).collect();
+        let bytes = pattern(LEN, 11);
+        ours.memory().write_at(0, &bytes).unwrap();
+        a.write(&ours, 0..LEN / 2, &remote, 0, SOON).unwrap();
+        assert_eq!(a.failed(), [0; 0]);
+        // The peer's end of the rail answers no more, as behind a cut cable.
+        let end = QpAttr::to_state(QpState::Error);
+        b.connections()[broken].qp(0).modify(&end, 0).unwrap();
+        a.write(&ours, 0..LEN, &remote, 0, SOON).unwrap();
+        assert_eq!(a.failed(), [broken]);
+        let mut found = vec![0; LEN];
+        theirs.memory().read_at(0, &mut found).unwrap();
+        assert!(found == bytes);
+        ours.memory().fill(0..LEN, 0).unwrap();
+        a.read(&ours, 0..LEN, &remote, 0, SOON).unwrap();
+        ours.memory().read_at(0, &mut found).unwrap();
+        assert!(found == bytes);
+        assert_eq!(a.connections().iter().map(nobounce::Connection::pending).sum::<usize>(), 0);
+        // The last one has none to stand in for it.
+        b.connections()[1 - broken].qp(0).modify(&end, 0).unwrap();
+        let error = a.write(&ours, 0..LEN, &remote, 0, SOON).unwrap_err();
+        assert!(matches!(&error, RailError::Failed { rail, .. } if *rail == 1 - broken), "{error}");
+        assert_eq!(a.connections().iter().map(nobounce::Connection::pending).sum::<usize>(), 0);
+    }
 }

@@ -18,8 +18,11 @@ pub struct QpCounters {
     pub probes: u64,
     /// Packets sent again by selective retransmission.
     pub retransmitted: u64,
-    /// Congestion notifications of the peer.
-    pub congestion_notifications: u64,
+    /// Packets that arrived with a congestion mark.
+    pub np_ecn_marked_roce_packets: u64,
+    /// Congestion notifications sent, and those of the peer.
+    pub np_cnp_sent: u64,
+    pub rp_cnp_handled: u64,
     /// Duplicate atomics whose result was no longer kept.
     pub lost_atomic_replay: u64,
     /// Unreliable services: messages dropped because no receive was posted.

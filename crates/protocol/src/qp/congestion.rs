@@ -1,6 +1,7 @@
 //! Congestion marks (ECN): a receiver echoes them, and a sender obeys the echo.
 
 use super::{Handled, Qp, QpState};
+use crate::congestion::CongestionControl;
 use crate::timing::{MICROSECOND, Nanos};
 use crate::wire::{CongestionNotification, Opcode};
 
@@ -17,11 +18,19 @@ pub(super) struct Notifier {
 }
 
 impl Qp {
-    /// A packet with this opcode arrived with a congestion mark (ECN CE).
-    pub fn handle_mark(&mut self, now: Nanos, opcode: Opcode) {
+    /// Lets this algorithm control what the queue pair sends. Connecting begins it; a reset brings
+    /// back the default, a [`Aimd`](crate::congestion::Aimd).
+    pub fn set_congestion_control(&mut self, mut control: Box<dyn CongestionControl>) {
+        control.begin(self.params.mtu);
+        self.requester.set_control(control);
+    }
+
+    /// Packets with this opcode arrived with a congestion mark (ECN CE).
+    pub fn handle_mark(&mut self, now: Nanos, opcode: Opcode, packets: u32) {
         if self.unreliable.is_some() {
             return;
         }
+        self.counters.np_ecn_marked_roce_packets += u64::from(packets);
         if now >= self.notifier.quiet_until {
             (self.notifier.due, self.notifier.quiet_until) = (true, now + NOTIFY_EVERY);
         }
@@ -31,10 +40,17 @@ impl Qp {
         }
     }
 
+    /// Whether [`Qp::poll_congestion_notification`] is to be called.
+    #[inline]
+    pub const fn has_congestion_notification(&self) -> bool {
+        self.notifier.due
+    }
+
     /// The congestion notification to send now, if one is due.
     pub fn poll_congestion_notification(&mut self) -> Option<CongestionNotification> {
         let connected = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         let due = std::mem::take(&mut self.notifier.due) && connected;
+        self.counters.np_cnp_sent += u64::from(due);
         due.then_some(CongestionNotification { to: self.params.dest_qpn })
     }
 
@@ -46,7 +62,7 @@ impl Qp {
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd) {
             return Handled::WrongState;
         }
-        self.counters.congestion_notifications += 1;
+        self.counters.rp_cnp_handled += 1;
         self.requester.handle_congestion(now);
         Handled::Taken
     }

@@ -20,6 +20,7 @@ mod congestion;
 mod datagram;
 mod host;
 mod linger;
+mod pace;
 mod reassembly;
 mod recovery;
 mod request;
@@ -32,7 +33,6 @@ mod state;
 mod transmit;
 mod uc_receiver;
 mod unreliable;
-mod window;
 mod wqe;
 
 use std::collections::VecDeque;

@@ -1,7 +1,6 @@
 //! Loss detection and retransmission: the state of a requester that waits for an answer.
 
 use super::Params;
-use super::window::CongestionWindow;
 use crate::timing::{self, Nanos};
 
 /// Loss detection and retransmission.
@@ -10,20 +9,16 @@ pub(super) struct Recovery {
     pub(super) last_progress: Nanos,
     pub(super) probe_at: Option<Nanos>,
     pub(super) probes: u32,
+    /// The answer before came after a probe.
+    pub(super) was_probed: bool,
     pub(super) send_probe: bool,
     pub(super) rnr_until: Option<Nanos>,
     pub(super) retries: u8,
     pub(super) rnr_retries: u8,
     /// When a NAK without progress arrived, or cost a retry.
     pub(super) stalled_since: Option<Nanos>,
-    /// The window before silence closed it, to restore if nothing was lost.
-    pub(super) undo: Option<CongestionWindow>,
     /// Losses before this PSN have already shrunk the window.
     pub(super) recovery_point: u64,
-    /// Until then, further congestion notifications do not shrink the window.
-    pub(super) slowed_until: Nanos,
-    /// When the last one is so long ago that the congestion is over.
-    pub(super) calm_at: Nanos,
     /// PSN and time of the last rewind, so that one loss does not cause two.
     pub(super) rewound: Option<(u64, Nanos)>,
 }

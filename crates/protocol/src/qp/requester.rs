@@ -18,14 +18,15 @@ mod selective;
 use std::collections::VecDeque;
 
 use super::completion::{Completion, Nak, Status};
+use super::pace::Pace;
 use super::recovery::Recovery;
 use super::request::{LocalWork, Operation, PostError, SendRequest};
 use super::rtt::Rtt;
 use super::scoreboard::Scoreboard;
-use super::window::CongestionWindow;
 use super::wqe::Wqe;
 use super::{Host, Params, QpCounters, Transmit};
-use crate::timing::{self, MICROSECOND, Nanos};
+use crate::congestion::{Ack, Aimd, CongestionControl};
+use crate::timing::{self, Nanos};
 use crate::wire::{Header, Opcode, Psn, Syndrome};
 
 /// The PSN window: less than half of the PSN space, or old and new PSNs would be ambiguous.
@@ -33,7 +34,7 @@ const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
 /// Largest READ request in bytes; longer READs are split. The response to a request cannot be
 /// slowed down, so its size keeps the requester's socket buffer from overflowing.
 const READ_CHUNK: u64 = 128 << 10;
-/// Packets of a long message between two ACK requests.
+/// Packets of a long message between two ACK requests, at most.
 const ACK_EVERY: u64 = 30;
 
 /// Outcome of a response.
@@ -81,7 +82,8 @@ pub(crate) struct Requester {
     splits_writes: bool,
     /// One past the last packet with an ACK request.
     asked: u64,
-    window: CongestionWindow,
+    control: Box<dyn CongestionControl>,
+    pace: Pace,
     rtt: Rtt,
     timed: Option<Timed>,
     recovery: Recovery,
@@ -109,7 +111,8 @@ impl Requester {
             asks_rarely: false,
             splits_writes: false,
             asked: Psn::SPACE,
-            window: CongestionWindow::new(1024),
+            control: Box::new(Aimd::default()),
+            pace: Pace::default(),
             rtt: Rtt::new(),
             timed: None,
             recovery: Recovery::default(),
@@ -123,7 +126,8 @@ impl Requester {
         let first = Psn::SPACE + u64::from(sq_psn.get());
         (self.una, self.next, self.sent_top, self.top) = (first, first, first, first);
         self.asked = first;
-        self.window = CongestionWindow::new(params.mtu);
+        self.control.begin(params.mtu);
+        self.pace = Pace::default();
         self.recovery.refill_retries(params);
     }
 
@@ -198,6 +202,10 @@ impl Requester {
                 return Some(probe);
             }
         }
+        if self.pace.is_set(now) && self.has_unsent() {
+            self.pace.hold_back();
+            return None;
+        }
         if self.has_lost() {
             return self.resend(now, params, room);
         }
@@ -209,7 +217,7 @@ impl Requester {
         let wqe = &self.sq[self.cursor];
         let (cost, end_of_wqe) = (wqe.packet_cost(), wqe.end());
         let in_flight = self.in_flight();
-        let window = self.window.packets().min(MAX_OUTSTANDING);
+        let window = self.window(params);
         if in_flight >= window || self.is_span_full() {
             return None;
         }
@@ -244,7 +252,7 @@ impl Requester {
             let packets = end - self.next;
             let transmit = wqe.fetch_packet(self.next, packets, params);
             self.note_on_board(now, packets, cost, true);
-            self.note_sent(now, (cost, end_of_wqe), packets, true);
+            self.note_sent(now, (cost, end_of_wqe), packets, true, params);
             transmit
         } else {
             // An unsignaled request needs no ACK of its own. A later ACK covers it, or a probe
@@ -252,11 +260,11 @@ impl Requester {
             let last = self.next + 1 == end_of_wqe;
             let full = in_flight + 1 >= window || 2 * cost > room;
             let ack_req = (last && wqe.request.signaled)
-                || (self.next + 1).is_multiple_of(ACK_EVERY)
+                || (self.next + 1).is_multiple_of(self.ack_every(window))
                 || (full && !(self.asks_rarely && self.asked > self.una));
             let transmit = wqe.data_packet(self.next, ack_req, params);
             self.note_on_board(now, 1, cost, false);
-            self.note_sent(now, (cost, end_of_wqe), 1, ack_req);
+            self.note_sent(now, (cost, end_of_wqe), 1, ack_req, params);
             transmit
         };
         Some(transmit)
@@ -265,11 +273,11 @@ impl Requester {
     /// Whether anything is left to send, even if it is blocked.
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
-        self.next < self.top
-            || self.started < self.sq.len()
-            || self.recovery.send_probe
-            || self.recovery.rnr_until.is_some()
-            || self.has_lost()
+        self.has_unsent() || self.recovery.send_probe || self.recovery.rnr_until.is_some()
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.next < self.top || self.started < self.sq.len() || self.has_lost()
     }
 
     /// How many more packets like the one just polled may leave: full ones from the middle of the
@@ -282,20 +290,23 @@ impl Requester {
             || wqe.split
             || self.recovery.rnr_until.is_some()
             || self.recovery.send_probe
+            || self.pace.is_set(now)
             || self.has_lost()
             || self.board.as_ref().is_some_and(|board| board.last() + 1 != self.next)
         {
             return 0;
         }
         let to_last = wqe.end() - 1 - self.next;
-        let to_ack = ACK_EVERY - 1 - self.next % ACK_EVERY;
-        let in_window = self.window.packets().min(MAX_OUTSTANDING).saturating_sub(self.in_flight() + 1);
+        let window = self.window(params);
+        let every = self.ack_every(window);
+        let to_ack = every - 1 - self.next % every;
+        let in_window = window.saturating_sub(self.in_flight() + 1);
         let in_room = (room / wqe.packet_cost()).saturating_sub(1);
         let count = most.min(to_last).min(to_ack).min(in_window).min(in_room).min(self.span_left());
         debug_assert!(u64::from(params.mtu) * (self.next - wqe.psn + count) < u64::from(wqe.request.len));
         if count > 0 {
             self.note_on_board(now, count, wqe.packet_cost(), false);
-            self.note_sent(now, (wqe.packet_cost(), wqe.end()), count, false);
+            self.note_sent(now, (wqe.packet_cost(), wqe.end()), count, false, params);
         }
         count
     }
@@ -351,8 +362,18 @@ impl Requester {
     }
 
     /// Accounts for packets that left, of a request with this cost per packet and this end.
-    fn note_sent(&mut self, now: Nanos, (cost, end): (u64, u64), packets: u64, answered: bool) {
+    fn note_sent(
+        &mut self,
+        now: Nanos,
+        (cost, end): (u64, u64),
+        packets: u64,
+        answered: bool,
+        params: &Params,
+    ) {
         if self.una == self.sent_top {
+            if !self.pace.has_held_back() && now >= self.recovery.last_progress + self.rtt.shortest() {
+                self.control.on_restart(now);
+            }
             // The retransmission timer runs from the first unacknowledged packet. A retransmission
             // must not restart it, or a dead peer would never time out.
             self.recovery.last_progress = now;
@@ -361,6 +382,7 @@ impl Requester {
         if answered && self.timed.is_none() && self.next >= self.sent_top {
             self.timed = Some(Timed { psn: self.next, sent: now, again: false });
         }
+        self.note_paced(now, packets, params);
         self.outstanding += packets * cost;
         self.next += packets;
         if answered {
@@ -471,7 +493,7 @@ impl Requester {
         }
         self.resync();
         if self.una > before {
-            self.note_progress(now, self.una - before, params);
+            self.note_progress(now, self.una - before, None, params);
         }
     }
 
@@ -501,7 +523,13 @@ impl Requester {
         self.sq.iter().take(self.started).position(|w| psn < w.end()).unwrap_or(self.started)
     }
 
-    fn note_progress(&mut self, now: Nanos, packets: u64, params: &Params) {
+    /// Packets were acknowledged, one of which is known to have left once, at `sent`.
+    fn note_progress(&mut self, now: Nanos, packets: u64, sent: Option<Nanos>, params: &Params) {
+        let mut round_trip = sent.map(|sent| now.saturating_sub(sent));
+        if let Some(first) = round_trip.filter(|_| self.rtt.shortest() == 0) {
+            // A loss in the first window waits for the first probe, which would come late.
+            self.rtt.sample(first);
+        }
         if let Some(Timed { sent, again, .. }) = self.timed.take_if(|timed| {
             timed.psn < self.una || self.board.as_ref().is_some_and(|board| board.has_arrived(timed.psn))
         }) {
@@ -510,17 +538,19 @@ impl Requester {
                 self.rtt.at_most(took);
             } else {
                 self.rtt.sample(took);
+                round_trip = round_trip.or(Some(took));
             }
         }
-        if self.recovery.probes > 1 {
-            // The round trip took longer than estimated. Sample it, whichever copy was answered:
-            // the next probe may wait as long. Otherwise a peer that becomes slow would be probed
-            // again and again.
+        let is_probed = self.recovery.probes > 0;
+        let was_probed = std::mem::replace(&mut self.recovery.was_probed, is_probed);
+        if self.recovery.probes > 1 || (is_probed && was_probed) {
+            // The round trip took longer than estimated; one probe alone may have repaired a loss.
+            // Sample it, whichever copy was answered: the next probe may wait as long. Otherwise a
+            // peer that becomes slow would be probed again and again.
             self.rtt.sample(now.saturating_sub(self.recovery.last_progress));
         }
-        let in_use = 2 * (self.in_flight() + packets) >= self.window.packets();
-        let calm = now >= self.recovery.calm_at;
-        self.window.on_ack(packets, in_use, calm);
+        let in_use = 2 * (self.in_flight() + packets) >= self.window(params);
+        self.control.on_ack(now, Ack { bytes: packets * u64::from(params.mtu), round_trip, in_use });
         self.recovery.last_progress = now;
         self.recovery.probes = 0;
         self.recovery.rewound = None;
@@ -529,26 +559,45 @@ impl Requester {
         self.arm_probe(now);
     }
 
-    fn loss(&mut self) {
-        self.recovery.undo = None;
-        // Losses on a path without queues are no sign of congestion. Go-back-N sends so much again
-        // after each that it must slow down all the same.
-        let congested = self.board.is_none() || self.rtt.is_inflated();
-        if congested && self.una >= self.recovery.recovery_point {
-            self.window.on_loss();
+    fn loss(&mut self, now: Nanos) {
+        let is_new = self.una >= self.recovery.recovery_point;
+        if is_new && self.control.on_loss(now, self.board.is_none()) {
             self.recovery.recovery_point = self.sent_top;
         }
     }
 
     /// The path to or from the peer is congested: a notification, or a marked response, arrived.
     pub(crate) fn handle_congestion(&mut self, now: Nanos) {
-        // What was marked before the window shrank is no news.
-        if now >= self.recovery.slowed_until {
-            self.recovery.slowed_until = now + self.rtt.shortest();
-            // A receiver reports congestion that lasts every 50 us.
-            self.recovery.calm_at = now + 100 * MICROSECOND;
-            self.window.on_mark();
+        self.control.on_mark(now);
+    }
+
+    pub(crate) fn set_control(&mut self, control: Box<dyn CongestionControl>) {
+        self.control = control;
+    }
+
+    /// Packets that may be in flight.
+    fn window(&self, params: &Params) -> u64 {
+        (self.control.window() / u64::from(params.mtu)).clamp(1, MAX_OUTSTANDING)
+    }
+
+    /// Packets of a long message between two ACK requests: a small window asks several times, so that
+    /// it does not leave in one burst.
+    const fn ack_every(&self, window: u64) -> u64 {
+        let quarter = window / 4;
+        if self.asks_rarely || quarter > ACK_EVERY {
+            ACK_EVERY
+        } else if quarter == 0 {
+            1
+        } else {
+            quarter
         }
+    }
+
+    /// So many packets leave: the next ones wait as long as congestion control says.
+    fn note_paced(&mut self, now: Nanos, packets: u64, params: &Params) {
+        let bytes = packets * u64::from(params.mtu);
+        self.control.on_sent(now, bytes);
+        self.pace.note_sent(now, self.control.gap(now, bytes));
     }
 
     /// Retransmits everything unacknowledged.
@@ -577,10 +626,11 @@ impl Requester {
         if self.recovery.rnr_until.is_some() {
             return self.recovery.rnr_until;
         }
+        let pace = self.pace.deadline();
         if self.una == self.next {
-            return None;
+            return pace;
         }
-        [self.recovery.probe_at, self.transport_deadline(params)].into_iter().flatten().min()
+        [pace, self.recovery.probe_at, self.transport_deadline(params)].into_iter().flatten().min()
     }
 
     fn transport_deadline(&self, params: &Params) -> Option<Nanos> {
@@ -594,6 +644,7 @@ impl Requester {
         params: &Params,
         out: &mut Out<'_>,
     ) -> ResponseOutcome {
+        self.pace.handle_timeout(now);
         if self.recovery.rnr_until.is_some() || self.una == self.next {
             return ResponseOutcome::Taken; // poll_transmit looks at the RNR timer itself
         }
@@ -602,7 +653,7 @@ impl Requester {
             if !self.recovery.spend_retry() {
                 return ResponseOutcome::Failed(Status::RetryExceeded);
             }
-            self.window.on_timeout();
+            self.control.on_silence(now);
             self.recovery.recovery_point = self.sent_top;
             self.recovery.last_progress = now;
             self.recovery.rewound = None;
@@ -614,8 +665,7 @@ impl Requester {
                 // Either much is lost, or the peer is descheduled and everything still sits in its
                 // buffer. Retransmitting all of it would overflow that buffer. Probe with a small
                 // window; an ACK restores it.
-                self.recovery.undo = Some(self.window.clone());
-                self.window.on_timeout();
+                self.control.on_silence(now);
                 self.recovery.recovery_point = self.sent_top;
             }
             self.recovery.send_probe = true;

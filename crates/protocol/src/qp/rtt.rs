@@ -8,7 +8,6 @@ pub(crate) struct Rtt {
     smoothed: Nanos,
     deviation: Nanos,
     measured: bool,
-    latest: Nanos,
     shortest: Nanos,
 }
 
@@ -20,17 +19,10 @@ const LONGEST_PROBE: Nanos = SECOND;
 
 impl Rtt {
     pub(crate) const fn new() -> Self {
-        Self {
-            smoothed: FIRST_GUESS,
-            deviation: FIRST_GUESS / 2,
-            measured: false,
-            latest: 0,
-            shortest: Nanos::MAX,
-        }
+        Self { smoothed: FIRST_GUESS, deviation: FIRST_GUESS / 2, measured: false, shortest: Nanos::MAX }
     }
 
     pub(crate) fn sample(&mut self, rtt: Nanos) {
-        self.latest = rtt;
         self.shortest = self.shortest.min(rtt);
         if !self.measured {
             self.measured = true;
@@ -58,11 +50,6 @@ impl Rtt {
     /// The shortest round trip; 0 before the first measurement.
     pub(crate) const fn shortest(&self) -> Nanos {
         if self.measured { self.shortest } else { 0 }
-    }
-
-    /// Whether packets wait in queues for as long as they travel: the path is congested.
-    pub(crate) const fn is_inflated(&self) -> bool {
-        self.measured && self.latest > self.shortest.saturating_mul(2)
     }
 
     /// Probe timeout after `probes` earlier probes.

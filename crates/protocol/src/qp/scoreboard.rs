@@ -43,6 +43,17 @@ pub(super) enum Arrival {
     Of(u64),
 }
 
+/// What arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct News {
+    /// Packets.
+    pub(super) arrived: u64,
+    /// When the one sent last was sent, if it was sent once.
+    pub(super) sent: Option<Nanos>,
+    /// A packet was sent again although it was not lost.
+    pub(super) spurious: bool,
+}
+
 /// The packets between the first one that is not answered and the last one sent.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
@@ -66,10 +77,7 @@ pub(super) struct Scoreboard {
     /// The peer has accepted SENDs and WRITEs before this PSN. Those behind it that have arrived wait
     /// for their turn, and may still be refused.
     accepted: u64,
-    /// Packets that arrived since [`Scoreboard::take_news`].
-    news: u64,
-    /// A packet was sent again although it was not lost.
-    spurious: bool,
+    news: News,
 }
 
 impl Scoreboard {
@@ -88,8 +96,7 @@ impl Scoreboard {
             raised: 0,
             last: 0,
             accepted: 0,
-            news: 0,
-            spurious: false,
+            news: News::default(),
         }
     }
 
@@ -198,7 +205,7 @@ impl Scoreboard {
         }
         self.leave_flight(psn, Fate::Arrived);
         self.arrived += 1;
-        self.news += 1;
+        self.news.arrived += 1;
         self.note(now, sent, soonest)
     }
 
@@ -212,7 +219,7 @@ impl Scoreboard {
     fn note(&mut self, now: Nanos, sent: Sent, soonest: Nanos) -> Arrival {
         if sent.again && now.saturating_sub(sent.at) < soonest {
             // No answer is as fast: it is to the transmission before, which was only late.
-            self.spurious = true;
+            self.news.spurious = true;
             if sent.overdue && sent.order > self.raised {
                 self.tolerance = (2 * self.tolerance).min(MAX_TOLERANCE);
                 self.raised = self.orders;
@@ -222,7 +229,10 @@ impl Scoreboard {
         if sent.fate == Fate::Lost {
             return Arrival::Ambiguous;
         }
-        self.newest = self.newest.max((sent.order, sent.at));
+        if sent.order > self.newest.0 {
+            self.newest = (sent.order, sent.at);
+            self.news.sent = Some(sent.at).filter(|_| !sent.again);
+        }
         Arrival::Of(sent.order)
     }
 
@@ -333,9 +343,9 @@ impl Scoreboard {
         true
     }
 
-    /// Packets that arrived since the last call, and whether one had been sent again needlessly.
-    pub(super) fn take_news(&mut self) -> (u64, bool) {
-        (std::mem::take(&mut self.news), std::mem::take(&mut self.spurious))
+    /// What happened since the last call.
+    pub(super) fn take_news(&mut self) -> News {
+        std::mem::take(&mut self.news)
     }
 }
 
@@ -391,7 +401,8 @@ mod tests {
         board.miss(100);
         board.resend(ROUND_TRIP, 100, 1);
         assert_eq!(board.arrive(ROUND_TRIP + 10, 100, 500), Arrival::Ambiguous);
-        assert_eq!((board.tolerance(), board.take_news()), (2 * TOLERANCE, (1, true)));
+        let news = board.take_news();
+        assert_eq!((board.tolerance(), news.arrived, news.spurious), (2 * TOLERANCE, 1, true));
         assert_eq!(board.arrive(ROUND_TRIP + 10, 100, 500), Arrival::Known);
     }
 

@@ -1,6 +1,7 @@
 //! One end of sealed traffic.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -13,17 +14,18 @@ use super::receiver::{Dropped, Opened, Receiver};
 use super::secret::KeyRing;
 use super::sender::{Asking, Flow, FlowName, PeerName, Route, Sender, header_of};
 use crate::cm::GSI_QPN;
-use crate::timing::{MILLISECOND, Nanos};
+use crate::timing::{MICROSECOND, MILLISECOND, Nanos};
 use crate::wire::{Opcode, Qpn};
 
 /// Messages that wait to be sent. Further ones are dropped: their senders repeat them.
 const MAX_MESSAGES: usize = 256;
-/// Notices of unknown sessions per interval, so that forged packets do not make us send more.
-const MAX_NOTICES: u32 = 16;
+/// Notices of unknown sessions per interval to one address, and addresses that get any, so that
+/// forged packets do not make us send more, and those of one sender do not silence us for others.
+const MAX_NOTICES: u32 = 8;
+const MAX_NOTIFIED: usize = 64;
 const NOTICE_INTERVAL: Nanos = 10 * MILLISECOND;
 
 /// What a [`Seal`] needs to begin.
-#[derive(Debug)]
 pub struct SealConfig {
     /// The secrets.
     pub keys: KeyRing,
@@ -33,6 +35,18 @@ pub struct SealConfig {
     pub local: IpAddr,
     /// 32 bytes that no one can guess and that never come again.
     pub seed: [u8; 32],
+}
+
+impl fmt::Debug for SealConfig {
+    /// Without the seed, which the nonces follow from.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { keys, mode, local, seed: _ } = self;
+        f.debug_struct("SealConfig")
+            .field("keys", keys)
+            .field("mode", mode)
+            .field("local", local)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What became of a request for a session.
@@ -79,8 +93,11 @@ pub struct Seal {
     messages: VecDeque<Message>,
     outcomes: VecDeque<Outcome>,
     next_timeout: Option<Nanos>,
-    /// Notices in the interval that ends then.
-    notices: (u32, Nanos),
+    /// Microseconds since 1970 when the clock was at 0.
+    epoch: u64,
+    /// Notices by address in the interval that ends then.
+    notices: HashMap<IpAddr, u32>,
+    notices_end: Nanos,
     counters: SealCounters,
 }
 
@@ -99,7 +116,9 @@ impl Seal {
             messages: VecDeque::new(),
             outcomes: VecDeque::new(),
             next_timeout: None,
-            notices: (0, 0),
+            epoch: 0,
+            notices: HashMap::new(),
+            notices_end: 0,
             counters: SealCounters::default(),
         })
     }
@@ -109,13 +128,26 @@ impl Seal {
         self.slot = slot;
     }
 
+    /// Tells the time of day, in microseconds since 1970: receivers prefer the latest request for a
+    /// session. Only the first call counts, so that the times of requests do not go back.
+    pub fn set_time(&mut self, now: Nanos, unix: u64) {
+        if self.epoch == 0 {
+            self.epoch = unix.saturating_sub(now / MICROSECOND);
+        }
+    }
+
+    /// The time of a request.
+    fn time(&self, now: Nanos) -> (Nanos, u64) {
+        (now, self.epoch.saturating_add(now / MICROSECOND))
+    }
+
     /// Uses other secrets from now on. Sessions of secrets that are still there go on until their
     /// peers answer under the first one.
     pub fn set_keys(&mut self, keys: KeyRing) {
         let Some(first) = keys.first() else { return };
         self.first = first.clone();
-        self.sender.keep(|master| keys.find(master.id).is_some());
-        self.receiver.keep(|id| keys.find(id).is_some());
+        self.sender.keep(|master| keys.has(master));
+        self.receiver.keep(|master| keys.has(master));
         self.keys = keys;
     }
 
@@ -126,7 +158,7 @@ impl Seal {
             return Route::Ready(Flow(FlowName::Datagram(Ends::new(self.local, addr))));
         }
         let [_, slot, ..] = to.get().to_be_bytes();
-        let (route, asking) = self.sender.route(now, (addr, slot), &self.first, &mut self.random);
+        let (route, asking) = self.sender.route(self.time(now), (addr, slot), &self.first, &mut self.random);
         if let Some(asking) = asking {
             self.ask(asking);
         }
@@ -241,9 +273,9 @@ impl Seal {
     ) -> Result<(), Dropped> {
         let (here, there) = (Ends::new(peer.0, self.local), Ends::new(self.local, peer.0));
         match content {
-            Content::Hello { ask } => {
+            Content::Hello { ask, time } => {
                 let by = (master, &mut self.random);
-                let (answer, session) = self.receiver.handle_hello(now, peer, &here, ask, by)?;
+                let (answer, session) = self.receiver.handle_hello(now, peer, &here, (ask, time), by)?;
                 self.say(master, peer, &Content::Reply { ask, answer, session });
             }
             Content::Reply { ask, answer, session } => {
@@ -256,6 +288,7 @@ impl Seal {
             }
             Content::Stale { session } => {
                 let first = self.first.clone();
+                let now = self.time(now);
                 let asking = self.sender.handle_stale(now, peer, session, &first, &mut self.random);
                 if let Some(asking) = asking {
                     self.ask(asking);
@@ -269,15 +302,22 @@ impl Seal {
     #[cold]
     fn tell_stale(&mut self, now: Nanos, from: IpAddr, header: &SealedHeader) {
         let Some(master) = self.keys.find(header.key_id).cloned() else { return };
-        let (said, until) = self.notices;
-        self.notices = if now >= until { (1, now + NOTICE_INTERVAL) } else { (said + 1, until) };
-        if self.notices.0 <= MAX_NOTICES {
+        if now >= self.notices_end {
+            self.notices.clear();
+            self.notices_end = now + NOTICE_INTERVAL;
+        }
+        if self.notices.len() >= MAX_NOTIFIED && !self.notices.contains_key(&from) {
+            return;
+        }
+        let said = self.notices.entry(from).or_default();
+        *said += 1;
+        if *said <= MAX_NOTICES {
             self.say(&master, (from, header.slot), &Content::Stale { session: header.flow });
         }
     }
 
-    fn ask(&mut self, (master, peer, ask): Asking) {
-        self.say(&master, peer, &Content::Hello { ask });
+    fn ask(&mut self, (master, peer, (ask, time)): Asking) {
+        self.say(&master, peer, &Content::Hello { ask, time });
         self.next_timeout = self.sender.poll_timeout();
     }
 

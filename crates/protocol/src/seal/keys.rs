@@ -15,17 +15,25 @@ pub(super) const ERA_BITS: u32 = 28;
 pub(super) struct Master {
     /// Tells secrets apart.
     pub(super) id: u8,
+    /// The same, with as many bits as the secret.
+    fingerprint: [u8; 32],
     root: hkdf::Prk,
     /// Authenticates the messages that open a session.
     handshake: hmac::Key,
 }
 
 impl Master {
-    pub(super) fn new(secret: &[u8; 32]) -> Self {
+    pub(super) fn new(secret: &[u8; 32]) -> Option<Self> {
         let root = hkdf::Salt::new(hkdf::HKDF_SHA256, b"nobounce sealed packets 1").extract(secret);
-        let id = expand(&root, &[b"identifier"])[0];
-        let handshake = hmac::Key::new(hmac::HMAC_SHA256, &expand(&root, &[b"handshake"]));
-        Self { id, root, handshake }
+        let [id, ..] = expand(&root, &[b"identifier"])?;
+        let fingerprint = expand(&root, &[b"fingerprint"])?;
+        let handshake = hmac::Key::new(hmac::HMAC_SHA256, &expand(&root, &[b"handshake"])?);
+        Some(Self { id, fingerprint, root, handshake })
+    }
+
+    /// Whether both are of one secret. (Different secrets may have the same identifier.)
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
     }
 
     /// The keys of a flow: of a session by both nonces, of datagrams by the sender's salt.
@@ -101,17 +109,17 @@ impl hkdf::KeyType for Bytes32 {
     }
 }
 
-fn expand(from: &hkdf::Prk, info: &[&[u8]]) -> [u8; 32] {
+/// 32 bytes are one block of the hash, so this does not fail. If it did, there would be no key.
+fn expand(from: &hkdf::Prk, info: &[&[u8]]) -> Option<[u8; 32]> {
     let mut bytes = [0; 32];
-    // Neither can fail: 32 bytes are one block of the hash.
-    let _ = from.expand(info, Bytes32).and_then(|okm| okm.fill(&mut bytes));
-    bytes
+    from.expand(info, Bytes32).and_then(|okm| okm.fill(&mut bytes)).ok()?;
+    Some(bytes)
 }
 
 /// The keys of one flow: one for each 2^28 packets. The counter is the nonce.
 pub(super) struct FlowKey {
     of: FlowOf,
-    root: hkdf::Prk,
+    root: Option<hkdf::Prk>,
     era: u64,
     key: Option<LessSafeKey>,
     /// Of the era before, for packets that are late.
@@ -119,9 +127,9 @@ pub(super) struct FlowKey {
 }
 
 impl FlowKey {
-    fn new(of: FlowOf, root: [u8; 32]) -> Self {
-        let root = hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, &root);
-        let key = key_of(&root, 0);
+    fn new(of: FlowOf, root: Option<[u8; 32]>) -> Self {
+        let root = root.map(|root| hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, &root));
+        let key = key_of(root.as_ref(), 0);
         Self { of, root, era: 0, key, before: None }
     }
 
@@ -137,10 +145,13 @@ impl FlowKey {
     pub(super) fn seal(&mut self, counter: u64, encrypted: bool, packet: &mut [u8]) {
         let era = self.of.era(counter);
         if era != self.era {
-            let key = key_of(&self.root, era);
+            let key = key_of(self.root.as_ref(), era);
             self.turn_to(era, key);
         }
-        let (Some(key), Some(end)) = (&self.key, packet.len().checked_sub(TAG_LEN)) else { return };
+        let (Some(key), Some(end)) = (&self.key, packet.len().checked_sub(TAG_LEN)) else {
+            // What is not sealed must not leave.
+            return packet.fill(0);
+        };
         let (packet, room) = packet.split_at_mut(end);
         let tag = if encrypted {
             let (header, body) = packet.split_at_mut(HEADER_LEN.min(end));
@@ -174,7 +185,7 @@ impl FlowKey {
         if era != self.era + 1 {
             return None; // no genuine packet is so far ahead
         }
-        let next = key_of(&self.root, era)?;
+        let next = key_of(self.root.as_ref(), era)?;
         let opened = open_by(&next, counter, encrypted, packet, room)?;
         self.turn_to(era, Some(next));
         Some(opened)
@@ -187,8 +198,8 @@ impl fmt::Debug for FlowKey {
     }
 }
 
-fn key_of(root: &hkdf::Prk, era: u64) -> Option<LessSafeKey> {
-    let bytes = expand(root, &[b"era", &era.to_be_bytes()]);
+fn key_of(root: Option<&hkdf::Prk>, era: u64) -> Option<LessSafeKey> {
+    let bytes = expand(root?, &[b"era", &era.to_be_bytes()])?;
     UnboundKey::new(&aead::AES_256_GCM, &bytes).ok().map(LessSafeKey::new)
 }
 
@@ -225,7 +236,7 @@ mod tests {
 
     fn flow_key() -> FlowKey {
         let ends = Ends::new([127, 0, 0, 1].into(), [127, 0, 0, 2].into());
-        Master::new(&[7; 32]).flow_key(FlowOf::Session, &ends, &[&[1; 16], &[2; 16]])
+        Master::new(&[7; 32]).unwrap().flow_key(FlowOf::Session, &ends, &[&[1; 16], &[2; 16]])
     }
 
     fn sealed(key: &mut FlowKey, counter: u64, encrypted: bool) -> Vec<u8> {
@@ -250,6 +261,13 @@ mod tests {
     }
 
     #[test]
+    fn a_packet_without_a_key_is_erased() {
+        let mut key = FlowKey::new(FlowOf::Session, None);
+        assert_eq!(sealed(&mut key, 0, true), [0; HEADER_LEN + 100 + TAG_LEN]);
+        assert!(key.open(0, true, &[0; 200], &mut [0; 200]).is_none());
+    }
+
+    #[test]
     fn a_forged_era_changes_nothing() {
         let (mut from, mut to, mut room) = (flow_key(), flow_key(), [0; 200]);
         let packet = sealed(&mut from, 5, true);
@@ -264,13 +282,13 @@ mod tests {
     fn each_input_of_the_derivation_counts() {
         let (a, b) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let there = Ends::new(a, b);
-        let master = Master::new(&[7; 32]);
+        let master = Master::new(&[7; 32]).unwrap();
         let mut keys = [
             master.flow_key(FlowOf::Session, &there, &[&[1; 16], &[2; 16]]),
             master.flow_key(FlowOf::Session, &Ends::new(b, a), &[&[1; 16], &[2; 16]]),
             master.flow_key(FlowOf::Session, &there, &[&[2; 16], &[1; 16]]),
             master.flow_key(FlowOf::Datagrams, &there, &[&[1; 16], &[2; 16]]),
-            Master::new(&[8; 32]).flow_key(FlowOf::Session, &there, &[&[1; 16], &[2; 16]]),
+            Master::new(&[8; 32]).unwrap().flow_key(FlowOf::Session, &there, &[&[1; 16], &[2; 16]]),
         ];
         let packets = std::array::from_fn::<_, 5, _>(|i| sealed(&mut keys[i], 0, true));
         for (i, key) in keys.iter_mut().enumerate() {

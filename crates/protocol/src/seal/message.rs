@@ -11,8 +11,8 @@ pub(super) type SessionNonce = [u8; NONCE_LEN];
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Asks for a session.
-    Hello { ask: SessionNonce },
+    /// Asks for a session, at that time in microseconds.
+    Hello { ask: SessionNonce, time: u64 },
     /// Answers that.
     Reply { ask: SessionNonce, answer: SessionNonce, session: u64 },
     /// The session is unknown.
@@ -30,17 +30,17 @@ pub struct Message {
 
 /// Writes a message from our slot to a slot of the peer.
 pub(super) fn emit(master: &Master, ends: &Ends, slots: (u8, u8), content: &Content) -> Vec<u8> {
-    let (kind, flow) = match *content {
-        Content::Hello { .. } => (Kind::Hello, 0),
-        Content::Reply { session, .. } => (Kind::Reply, session),
-        Content::Stale { session } => (Kind::Stale, session),
+    let (kind, flow, counter) = match *content {
+        Content::Hello { time, .. } => (Kind::Hello, 0, time),
+        Content::Reply { session, .. } => (Kind::Reply, session, 0),
+        Content::Stale { session } => (Kind::Stale, session, 0),
     };
     let (slot, to) = (slots.0, Qpn::new(u32::from(slots.1) << 16));
     let header =
-        SealedHeader { kind, encrypted: false, ip_id: 0, slot, key_id: master.id, to, flow, counter: 0 };
+        SealedHeader { kind, encrypted: false, ip_id: 0, slot, key_id: master.id, to, flow, counter };
     let mut packet = header.emit().to_vec();
     match content {
-        Content::Hello { ask } => packet.extend_from_slice(ask),
+        Content::Hello { ask, .. } => packet.extend_from_slice(ask),
         Content::Reply { ask, answer, .. } => packet.extend([*ask, *answer].concat()),
         Content::Stale { .. } => {}
     }
@@ -55,7 +55,7 @@ pub(super) fn parse(master: &Master, ends: &Ends, header: &SealedHeader, packet:
     let body = signed.get(HEADER_LEN..)?;
     let session = header.flow;
     let content = match header.kind {
-        Kind::Hello => Content::Hello { ask: body.try_into().ok()? },
+        Kind::Hello => Content::Hello { ask: body.try_into().ok()?, time: header.counter },
         Kind::Reply => {
             let (ask, answer) = body.split_first_chunk()?;
             Content::Reply { ask: *ask, answer: answer.try_into().ok()?, session }
@@ -72,11 +72,11 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_were_written_and_every_bit_counts() {
-        let (master, other) = (Master::new(&[7; 32]), Master::new(&[8; 32]));
+        let (master, other) = (Master::new(&[7; 32]).unwrap(), Master::new(&[8; 32]).unwrap());
         let (a, b) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let ends = Ends::new(a, b);
         let contents = [
-            Content::Hello { ask: [1; 16] },
+            Content::Hello { ask: [1; 16], time: 7 },
             Content::Reply { ask: [1; 16], answer: [2; 16], session: 9 },
             Content::Stale { session: 9 },
         ];

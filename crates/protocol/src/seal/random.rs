@@ -1,12 +1,19 @@
 //! Unpredictable numbers from a seed, which the caller draws from the system.
 
+use std::fmt;
+
 use ring::hmac;
 
 /// HMAC-SHA256 of a count under the seed.
-#[derive(Debug)]
 pub(super) struct Random {
     key: hmac::Key,
     count: u64,
+}
+
+impl fmt::Debug for Random {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Random").finish_non_exhaustive()
+    }
 }
 
 impl Random {

@@ -71,6 +71,8 @@ struct RxSession {
     number: u64,
     from: PeerName,
     ask: SessionNonce,
+    /// When the sender asked for it, by its clock, in microseconds.
+    asked_at: u64,
     answer: SessionNonce,
     master: Arc<Master>,
     key: FlowKey,
@@ -82,6 +84,7 @@ struct RxSession {
 
 #[derive(Debug)]
 struct RxDatagrams {
+    master: Arc<Master>,
     key: FlowKey,
     window: ReplayWindow,
     used: Nanos,
@@ -137,7 +140,7 @@ impl Receiver {
             return Err(Dropped::OtherTime);
         }
         let name = (ends, header.flow, master.id);
-        if let Some(flow) = self.datagrams.get_mut(&name) {
+        if let Some(flow) = self.datagrams.get_mut(&name).filter(|flow| flow.master.is_same(master)) {
             if !flow.window.is_new(number) {
                 return Err(Dropped::Replayed);
             }
@@ -155,7 +158,7 @@ impl Receiver {
         }
         let mut window = ReplayWindow::default();
         window.mark(number);
-        self.datagrams.insert(name, RxDatagrams { key, window, used: now });
+        self.datagrams.insert(name, RxDatagrams { master: master.clone(), key, window, used: now });
         Ok(Opened { packet, ip_id: header.ip_id.into() })
     }
 
@@ -165,14 +168,14 @@ impl Receiver {
         now: Nanos,
         from: PeerName,
         ends: &Ends,
-        ask: SessionNonce,
+        (ask, asked_at): (SessionNonce, u64),
         (master, random): (&Arc<Master>, &mut Random),
     ) -> Result<(SessionNonce, u64), Dropped> {
         let all = || self.sessions.iter().flatten();
         if let Some(known) = all().find(|session| session.from == from && session.ask == ask) {
             return Ok((known.answer, known.number));
         }
-        let place = self.free_place(now, from).ok_or(Dropped::NoRoom)?;
+        let place = self.free_place(now, from, asked_at).ok_or(Dropped::NoRoom)?;
         let answer = random.nonce();
         let key = master.flow_key(FlowOf::Session, ends, &[&ask, &answer]);
         let number = random.number() / MAX_SESSIONS as u64 * MAX_SESSIONS as u64 + place as u64;
@@ -180,6 +183,7 @@ impl Receiver {
             number,
             from,
             ask,
+            asked_at,
             answer,
             master: master.clone(),
             key,
@@ -194,14 +198,17 @@ impl Receiver {
         Ok((answer, number))
     }
 
-    fn free_place(&self, now: Nanos, from: PeerName) -> Option<usize> {
+    /// Where a session of a request of that time goes. A recorded request does not displace a later
+    /// one: the session of a sender that is about to use it stays.
+    fn free_place(&self, now: Nanos, from: PeerName, asked_at: u64) -> Option<usize> {
         let taken =
             || self.sessions.iter().enumerate().filter_map(|(at, one)| one.as_ref().map(|one| (at, one)));
         let unused = || taken().filter(|(_, session)| !session.in_use);
         let oldest = |at: Option<(usize, &Box<RxSession>)>| at.map(|(at, _)| at);
         let ours = || unused().filter(|(_, session)| session.from == from);
         if ours().count() >= MAX_UNUSED {
-            return oldest(ours().min_by_key(|(_, session)| session.used));
+            let first = ours().min_by_key(|(_, session)| session.asked_at);
+            return oldest(first.filter(|(_, session)| session.asked_at < asked_at));
         }
         if let Some(free) = self.sessions.iter().position(Option::is_none) {
             return Some(free);
@@ -210,16 +217,17 @@ impl Receiver {
             return Some(self.sessions.len());
         }
         let idle = || taken().filter(|(_, session)| now.saturating_sub(session.used) > IDLE);
-        oldest(unused().min_by_key(|(_, session)| session.used))
+        let first = unused().min_by_key(|(_, session)| session.asked_at);
+        oldest(first.filter(|(_, session)| session.asked_at < asked_at))
             .or_else(|| oldest(idle().min_by_key(|(_, session)| session.used)))
     }
 
     /// Forgets what belongs to secrets that are no longer used.
-    pub(super) fn keep(&mut self, is_used: impl Fn(u8) -> bool) {
+    pub(super) fn keep(&mut self, is_used: impl Fn(&Master) -> bool) {
         for session in &mut self.sessions {
-            session.take_if(|session| !is_used(session.master.id));
+            session.take_if(|session| !is_used(&session.master));
         }
-        self.datagrams.retain(|(_, _, id), _| is_used(*id));
+        self.datagrams.retain(|_, flow| is_used(&flow.master));
     }
 
     /// Sessions and flows of datagrams.

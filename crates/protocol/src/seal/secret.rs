@@ -59,8 +59,8 @@ impl KeyRing {
             if line.is_empty() {
                 continue;
             }
-            let secret = from_hex(line).ok_or(KeyError::Line { line: at + 1 })?;
-            keys.push(Arc::new(Master::new(&secret)));
+            let master = from_hex(line).and_then(|secret| Master::new(&secret));
+            keys.push(Arc::new(master.ok_or(KeyError::Line { line: at + 1 })?));
         }
         match keys.as_slice() {
             [] => Err(KeyError::Empty),
@@ -73,6 +73,11 @@ impl KeyRing {
     /// The identifiers of its secrets, which tell nothing about them.
     pub fn ids(&self) -> Vec<u8> {
         self.keys.iter().map(|key| key.id).collect()
+    }
+
+    /// Whether it has this secret.
+    pub(super) fn has(&self, master: &Master) -> bool {
+        self.keys.iter().any(|key| key.is_same(master))
     }
 
     pub(super) fn find(&self, id: u8) -> Option<&Arc<Master>> {

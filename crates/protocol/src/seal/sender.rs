@@ -59,6 +59,8 @@ struct TxSession {
 struct Ask {
     master: Arc<Master>,
     nonce: SessionNonce,
+    /// When it was sent first, in microseconds.
+    time: u64,
     sent: u32,
     /// When it is sent again.
     at: Nanos,
@@ -81,8 +83,8 @@ struct TxDatagrams {
     next: u32,
 }
 
-/// A request to send: the secret to sign it by, the peer, and its nonce.
-pub(super) type Asking = (Arc<Master>, PeerName, SessionNonce);
+/// A request to send: the secret to sign it by, the peer, its nonce and its time.
+pub(super) type Asking = (Arc<Master>, PeerName, (SessionNonce, u64));
 
 #[derive(Debug, Default)]
 pub(super) struct Sender {
@@ -123,7 +125,7 @@ impl Sender {
     /// What to do with a packet to that peer, and the request to send for it.
     pub(super) fn route(
         &mut self,
-        now: Nanos,
+        (now, time): (Nanos, u64),
         name: PeerName,
         master: &Arc<Master>,
         random: &mut Random,
@@ -132,9 +134,9 @@ impl Sender {
         let peer = &mut self.peers[place];
         peer.used = now;
         let session = peer.session.as_ref();
-        let is_current = session.is_some_and(|session| session.master.id == master.id);
+        let is_current = session.is_some_and(|session| session.master.is_same(master));
         let asks = !is_current && peer.ask.is_none() && now >= peer.silent_until;
-        let asking = asks.then(|| peer.ask(now, master, random));
+        let asking = asks.then(|| peer.ask((now, time), master, random));
         let route = match (&peer.session, &peer.ask) {
             (Some(_), _) => Route::Ready(Flow(FlowName::Session(place))),
             (None, Some(_)) => Route::Wait,
@@ -167,7 +169,7 @@ impl Sender {
         (master, random): (&Arc<Master>, &mut Random),
     ) {
         let known = self.datagrams.get(&ends);
-        if known.is_none_or(|flow| flow.master.id != master.id || flow.next >> ERA_BITS != 0) {
+        if known.is_none_or(|flow| !flow.master.is_same(master) || flow.next >> ERA_BITS != 0) {
             if self.datagrams.len() >= MAX_DATAGRAM_PEERS {
                 self.datagrams.clear();
             }
@@ -202,7 +204,7 @@ impl Sender {
     /// The peer does not know the session: asks for another one.
     pub(super) fn handle_stale(
         &mut self,
-        now: Nanos,
+        (now, time): (Nanos, u64),
         name: PeerName,
         number: u64,
         master: &Arc<Master>,
@@ -211,7 +213,7 @@ impl Sender {
         let place = self.find(name)?;
         let peer = &mut self.peers[place];
         peer.session.take_if(|session| session.number == number)?;
-        peer.ask.is_none().then(|| peer.ask(now, master, random))
+        peer.ask.is_none().then(|| peer.ask((now, time), master, random))
     }
 
     /// Requests that are due, and peers that were asked often enough.
@@ -222,7 +224,7 @@ impl Sender {
             if ask.sent < MAX_ASKS {
                 ask.at = now + (FIRST_ASK << ask.sent);
                 ask.sent += 1;
-                again.push((ask.master.clone(), peer.name, ask.nonce));
+                again.push((ask.master.clone(), peer.name, (ask.nonce, ask.time)));
             } else {
                 peer.ask = None;
                 peer.silent_until = now + SILENCE;
@@ -248,10 +250,10 @@ impl Sender {
 }
 
 impl TxPeer {
-    fn ask(&mut self, now: Nanos, master: &Arc<Master>, random: &mut Random) -> Asking {
+    fn ask(&mut self, (now, time): (Nanos, u64), master: &Arc<Master>, random: &mut Random) -> Asking {
         let nonce = random.nonce();
-        self.ask = Some(Ask { master: master.clone(), nonce, sent: 1, at: now + FIRST_ASK });
-        (master.clone(), self.name, nonce)
+        self.ask = Some(Ask { master: master.clone(), nonce, time, sent: 1, at: now + FIRST_ASK });
+        (master.clone(), self.name, (nonce, time))
     }
 }
 

@@ -371,7 +371,7 @@ impl Endpoint {
     /// A datagram arrived, perhaps with a congestion mark.
     pub(crate) fn receive_marked(&mut self, now: Nanos, ip_id: u16, datagram: &[u8], marked: bool) {
         if let Some(parsed) = Header::parse(datagram).ok().filter(|_| marked) {
-            self.qp.handle_mark(now, parsed.header.opcode);
+            self.qp.handle_mark(now, parsed.header.opcode, 1);
         }
         self.receive(now, ip_id, datagram);
     }

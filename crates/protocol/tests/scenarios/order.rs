@@ -171,7 +171,8 @@ fn a_read_behind_unacknowledged_writes_is_asked_at_once() {
     assert_eq!(ended(&sim), [SUCCESS]);
     assert!(sim.now < MILLISECOND, "{} ns", sim.now);
     let again = sim.ends[A].qp.counters();
-    assert_eq!(sim.pipes[0].counters().sent, 22, "nothing was repeated: {again:?}");
+    // The first window admits a READ in parts.
+    assert_eq!(sim.pipes[0].counters().sent, 24, "nothing was repeated: {again:?}");
 }
 
 #[test]

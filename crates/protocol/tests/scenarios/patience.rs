@@ -206,10 +206,29 @@ fn asks(rarely: bool, window: u64, answers: &[u32]) -> Vec<u32> {
 
 #[test]
 fn where_answers_are_dear_none_is_asked_for_beside_one_that_is_on_its_way() {
-    // Every thirtieth asks, and the last one that the window has room for, which the next answer
+    // Every 16th asks (a quarter of the window; every 30th, where answers are dear), and the last one
+    // that the path has room for, which the next answer
     // frees anew.
-    assert_eq!(asks(false, 40, &[13, 31]), [13, 31, 43, 53, 71]);
+    assert_eq!(asks(false, 40, &[13, 31]), [15, 31, 39, 49, 53, 55, 71]);
     assert_eq!(asks(true, 40, &[13]), [13, 43]);
     assert_eq!(asks(true, 40, &[13, 43]), [13, 43, 73]);
     assert_eq!(asks(true, 10, &[9, 19]), [9, 13, 29], "an ACK request must remain");
+}
+
+/// A round trip that becomes longer is noticed although each answer comes after one probe, before a
+/// second: not each packet is probed from then on.
+#[test]
+fn a_path_that_becomes_longer_is_not_probed_for_ever() {
+    let mut sim = pair(&Setup::default());
+    let rounds = |sim: &mut Sim, delay: u64| {
+        sim.pipes.iter_mut().for_each(|pipe| pipe.conditions.delay = delay);
+        for _ in 0..50 {
+            write(sim, 100);
+            sim.drive();
+        }
+        sim.ends[A].qp.counters().probes
+    };
+    assert_eq!(rounds(&mut sim, 10 * MICROSECOND), 0);
+    let probes = rounds(&mut sim, 50 * MICROSECOND);
+    assert!((1..5).contains(&probes), "{probes} of 50");
 }

@@ -102,6 +102,9 @@ pub struct Netdev {
     /// Whether RoCE's reaction to ECN marks (DCQCN) is on for any priority.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub ecn: Read<bool>,
+    /// IPv4 subnets that are reached through it without a router: `10.0.0.0/24`.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub subnets: Read<Vec<String>>,
 }
 
 /// An entry of the GID table.

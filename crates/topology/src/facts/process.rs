@@ -20,6 +20,12 @@ pub struct Process {
     /// Whether it is in a user namespace of its own: there CAP_IPC_LOCK means nothing to drivers.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub user_namespace: Read<bool>,
+    /// Whether its IPC namespace is not the machine's.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub ipc_namespace: Read<bool>,
+    /// Whether its PID namespace is not the machine's.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub pid_namespace: Read<bool>,
     /// The kind of container; null for none.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub container: Read<Option<String>>,
@@ -60,6 +66,10 @@ pub struct Libraries {
     /// UCX; null if none was found.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub ucx: Read<Option<Ucx>>,
+    /// NCCL's plugin for Amazon's adapters (aws-ofi-nccl): whether the loader finds it; null if
+    /// there is none. Looked for only where there are such adapters.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub ofi_plugin: Read<Option<bool>>,
 }
 
 /// A library.

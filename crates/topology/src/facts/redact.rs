@@ -8,7 +8,7 @@ impl Facts {
     #[must_use]
     pub fn redacted(mut self) -> Self {
         self.host = None;
-        let mut interfaces: Vec<String> = Vec::new();
+        let (mut interfaces, mut subnets): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
         let mut rename = |name: &mut String| {
             let at = interfaces.iter().position(|known| known == name).unwrap_or_else(|| {
                 interfaces.push(name.clone());
@@ -19,6 +19,16 @@ impl Facts {
         for port in self.nics.iter_mut().flat_map(|nic| &mut nic.ports) {
             if let Some(netdev) = &mut port.netdev {
                 rename(&mut netdev.name);
+                if let Read::Yes(list) = &mut netdev.subnets {
+                    for subnet in list {
+                        let known = subnets.iter().position(|known| known == subnet);
+                        let at = known.unwrap_or_else(|| {
+                            subnets.push(subnet.clone());
+                            subnets.len() - 1
+                        });
+                        *subnet = format!("subnet{at}");
+                    }
+                }
             }
             if let Read::Yes(gids) = &mut port.gids {
                 for gid in gids {
@@ -53,7 +63,7 @@ impl Facts {
 }
 
 /// Variables whose values the checks read: names of adapters, levels, lists of transports.
-const READ: [&str; 34] = [
+const READ: [&str; 36] = [
     "FI_PROVIDER",
     "FI_EFA_USE_DEVICE_RDMA",
     "FI_HMEM_CUDA_USE_GDRCOPY",
@@ -76,6 +86,7 @@ const READ: [&str; 34] = [
     "NCCL_NET_GDR_READ",
     "NCCL_PLUGIN_P2P",
     "NVSHMEM_DISABLE_IB",
+    "NVSHMEM_HCA_PREFIX",
     "NVSHMEM_IBGDA_NIC_HANDLER",
     "NVSHMEM_IB_ENABLE_IBGDA",
     "NVSHMEM_IB_GID_INDEX",
@@ -86,6 +97,7 @@ const READ: [&str; 34] = [
     "PYTORCH_CUDA_ALLOC_CONF",
     "UCX_IB_GID_INDEX",
     "UCX_NET_DEVICES",
+    "UCX_RC_ECE",
     "UCX_RNDV_SCHEME",
     "UCX_TLS",
 ];
@@ -156,8 +168,12 @@ fn known_words(line: &str) -> String {
         "unknown",
         "write",
     ];
-    const MORE: [&str; 9] = ["0m", "avc", "denied", "nvidia", "this", "to", "type", "version", "your"];
-    const BEGINNINGS: [&str; 11] = [
+    const MORE: [&str; 12] = [
+        "0m", "avc", "callback", "context", "denied", "detected", "nvidia", "this", "to", "type", "version",
+        "your",
+    ];
+    const BEGINNINGS: [&str; 12] = [
+        "efa_nv_peermem",
         "ib_",
         "nvidia_p2p_",
         "nvidia_peermem",

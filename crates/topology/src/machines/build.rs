@@ -106,6 +106,7 @@ impl Build {
                 container: Read::Yes(None),
                 cpus: Read::Yes(format!("0-{last}")),
                 mlock_probe: Read::default(),
+                ..Process::default()
             },
             libraries: Libraries {
                 cuda: Read::Yes(Some(Library { version: Some("13.0".to_owned()), ..Library::default() })),
@@ -116,6 +117,7 @@ impl Build {
                     version: Some("1.20.0".to_owned()),
                     modules: ["cuda", "ib", "ib_mlx5", "rdmacm"].map(str::to_owned).to_vec(),
                 })),
+                ..Libraries::default()
             },
             ..Facts::default()
         };
@@ -395,6 +397,7 @@ fn port(net: Net, rate: u32, number: usize) -> Port {
             up: Read::Yes(true),
             pfc: Read::Yes(true),
             ecn: Read::Yes(true),
+            ..Netdev::default()
         }),
         gids: Read::Yes(gids),
         ..Port::default()

@@ -17,11 +17,11 @@ mod storage;
 
 use std::collections::BTreeMap;
 
-use crate::facts::{Facts, Libraries};
+use crate::facts::{Facts, Libraries, Read};
 
 pub use config_fuzz::parse_config_space;
 pub use root::Root;
-pub use settings::{matters, nccl_version_in};
+pub use settings::{matters, nccl_versions_in};
 pub use storage::storage;
 
 /// The facts that come from the environment of a process.
@@ -33,10 +33,10 @@ pub struct Surroundings {
     pub home: Option<String>,
 }
 
-/// The version of NCCL that a program would find, if it is known.
+/// Versions of all NCCLs that a program may load. Empty: one whose version is not known.
 #[must_use]
-pub fn nccl_version(root: &Root, surroundings: &Surroundings) -> Option<String> {
-    settings::nccl(root, surroundings).known()?.as_ref()?.version.clone()
+pub fn nccl_versions(root: &Root, surroundings: &Surroundings) -> Vec<String> {
+    settings::nccl_versions(root, surroundings)
 }
 
 /// Why there are no facts.
@@ -62,12 +62,14 @@ pub fn read(root: &Root, surroundings: &Surroundings) -> Result<Facts, SysfsErro
     }
     let pci = pci::devices(root).unwrap_or_default();
     let gpus = pci::gpus(&pci);
+    let nics = infiniband::nics(root);
+    let has_efa = nics.iter().any(|nic| nic.driver.as_deref() == Some("efa"));
     Ok(Facts {
         host: root.text("/proc/sys/kernel/hostname").ok(),
         machine: machine::machine(root),
         kernel: kernel::kernel(root),
         gpus,
-        nics: infiniband::nics(root),
+        nics,
         pci,
         devices: process::devices(root),
         process: process::process(root),
@@ -81,6 +83,7 @@ pub fn read(root: &Root, surroundings: &Surroundings) -> Result<Facts, SysfsErro
         libraries: Libraries {
             ucx: settings::ucx(root, surroundings),
             nccl: settings::nccl(root, surroundings),
+            ofi_plugin: if has_efa { settings::ofi_plugin(root, surroundings) } else { Read::default() },
             ..Libraries::default()
         },
         ..Facts::default()

@@ -26,6 +26,8 @@ pub(super) fn process(root: &Root) -> Process {
             .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
             .map_or_else(|| Read::no(unread()), |mask| Read::Yes(mask >> IPC_LOCK & 1 == 1)),
         user_namespace: user_namespace(root),
+        ipc_namespace: namespace(root, "ipc", "ipc:[4026531839]"),
+        pid_namespace: namespace(root, "pid", "pid:[4026531836]"),
         container: container(root),
         cpus: or_unread(field("Cpus_allowed_list")),
         mlock_probe: Read::default(),
@@ -57,6 +59,12 @@ fn user_namespace(root: &Root) -> Read<bool> {
         }
         Err(error) => Read::no(error.to_string()),
     }
+}
+
+/// Whether a namespace is another than the first of the machine, whose number the kernel fixes.
+fn namespace(root: &Root, kind: &str, first: &str) -> Read<bool> {
+    let link = root.link_name(&format!("/proc/self/ns/{kind}"));
+    link.map_or_else(|_| Read::default(), |name| Read::Yes(name != first))
 }
 
 fn container(root: &Root) -> Read<Option<String>> {

@@ -146,15 +146,58 @@ pub(super) fn nccl(root: &Root, surroundings: &Surroundings) -> Read<Option<Libr
     }
 }
 
-/// The version of NCCL in a folder of libraries: by the name of the file, or of its wheel. `None`: the
-/// folder has no NCCL; an empty version: it is not known.
-pub fn nccl_version_in(root: &Root, folder: &str) -> Option<String> {
-    let names = root.names(folder).ok()?;
-    let mut versions = names.iter().filter_map(|name| name.strip_prefix("libnccl.so.")).peekable();
-    versions.peek()?;
-    let of_file = versions.find(|version| version.contains('.')).map(str::to_owned);
-    let of_wheel = || python_version(root, folder.strip_suffix("/nvidia/nccl/lib")?, "nvidia_nccl_cu");
-    Some(of_file.or_else(of_wheel).unwrap_or_default())
+/// Versions of NCCL in a folder of libraries, by the names of files or of their wheel. Empty: one whose
+/// version is not known.
+pub fn nccl_versions_in(root: &Root, folder: &str) -> Vec<String> {
+    let names = root.names(folder).unwrap_or_default();
+    let numbers: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("libnccl.so.")).collect();
+    let mut versions: Vec<String> =
+        numbers.iter().filter(|number| number.contains('.')).map(|&number| number.to_owned()).collect();
+    if versions.is_empty() && !numbers.is_empty() {
+        let packages = folder.strip_suffix("/nvidia/nccl/lib");
+        let of_wheel = packages.and_then(|packages| python_version(root, packages, "nvidia_nccl_cu"));
+        versions.push(of_wheel.unwrap_or_default());
+    }
+    versions
+}
+
+/// Versions of all NCCLs of this machine that a program may load.
+pub(super) fn nccl_versions(root: &Root, surroundings: &Surroundings) -> Vec<String> {
+    let of_system = LIBRARY_FOLDERS.iter().flat_map(|folder| nccl_versions_in(root, folder));
+    let folders = python_folders(root, surroundings);
+    let of_python = folders.iter().filter_map(|folder| python_version(root, folder, "nvidia_nccl_cu"));
+    of_system.chain(of_python).collect()
+}
+
+/// Where Amazon's installers put NCCL's plugin, outside of the loader's folders.
+const PLUGIN_FOLDERS: [&str; 5] = [
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/amazon/aws-ofi-nccl/lib",
+    "/opt/aws-ofi-nccl/lib",
+];
+
+/// Whether the loader finds a network plugin of NCCL's: in its own folders, in those of its
+/// configuration or in those of `LD_LIBRARY_PATH`.
+pub(super) fn ofi_plugin(root: &Root, surroundings: &Surroundings) -> Read<Option<bool>> {
+    let holds = |folder: &str| {
+        let names = root.names(folder).unwrap_or_default();
+        names.iter().any(|name| name.starts_with("libnccl-net") && name.contains(".so"))
+    };
+    let path = surroundings.environment.get("LD_LIBRARY_PATH").map_or("", String::as_str);
+    let configured = root.names("/etc/ld.so.conf.d").unwrap_or_default();
+    let configured =
+        configured.iter().filter_map(|name| root.text(&format!("/etc/ld.so.conf.d/{name}")).ok());
+    let configured: Vec<String> = configured
+        .flat_map(|text| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>())
+        .collect();
+    let configured = configured.iter().map(String::as_str).filter(|folder| folder.starts_with('/'));
+    let found = path.split(':').filter(|folder| !folder.is_empty()).chain(LIBRARY_FOLDERS).chain(configured);
+    if found.into_iter().any(holds) {
+        return Read::Yes(Some(true));
+    }
+    Read::Yes(PLUGIN_FOLDERS.into_iter().any(holds).then_some(false))
 }
 
 /// Folders of the Python environments that are in use.
@@ -214,5 +257,22 @@ mod tests {
         let found = parse("# comment\nNCCL_IB_DISABLE = 1 # why\nPATH=/bin\nnonsense\nNCCL_DEBUG=INFO\n");
         let pairs: Vec<_> = found.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(pairs, [("NCCL_DEBUG", "INFO"), ("NCCL_IB_DISABLE", "1")]);
+    }
+
+    #[test]
+    fn a_plugin_counts_where_the_loader_looks() {
+        let folder = std::env::temp_dir().join(format!("nobounce-plugin-{}", std::process::id()));
+        let root = Root::new(&folder);
+        let found = |path: &str| {
+            let environment = BTreeMap::from([("LD_LIBRARY_PATH".to_owned(), path.to_owned())]);
+            ofi_plugin(&root, &Surroundings { environment, home: None }).known().copied()
+        };
+        assert_eq!(found(""), Some(None));
+        let below = folder.join("opt/amazon/ofi-nccl/lib");
+        std::fs::create_dir_all(&below).unwrap();
+        std::fs::write(below.join("libnccl-net.so"), "").unwrap();
+        assert_eq!(found(""), Some(Some(false)));
+        assert_eq!(found("/usr/lib:/opt/amazon/ofi-nccl/lib"), Some(Some(true)));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

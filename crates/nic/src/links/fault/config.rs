@@ -13,6 +13,8 @@ pub struct FaultConfig {
     pub reorder: f64,
     /// Probability that one bit of a packet is flipped.
     pub corrupt: f64,
+    /// Probability that a packet arrives with a congestion mark.
+    pub mark: f64,
     /// Nanoseconds that every packet is held back.
     pub delay_ns: u64,
     /// Jitter: up to this many nanoseconds more, at random; packets may then overtake each other.
@@ -34,14 +36,14 @@ impl FaultConfig {
 pub enum ParseFaultError {
     /// Not one of ours.
     #[error(
-        "unknown fault `{0}`: loss, dup, reorder, corrupt, delay, jitter and seed can be set, as in `loss=0.01,delay=50us,seed=7`"
+        "unknown fault `{0}`: loss, dup, reorder, corrupt, mark, delay, jitter and seed can be set, as in `loss=0.01,delay=50us,seed=7`"
     )]
     Unknown(String),
     /// A name alone.
     #[error("`{0}` has no value: write `{0}=...`, as in `loss=0.01,delay=50us,seed=7`")]
     NoValue(String),
     /// A probability that is none.
-    #[error("`{name}={value}`: a probability is a number from 0 to 1, such as 0.01 or 1e-4")]
+    #[error("`{name}={value}`: a probability is a number from 0 to 1, such as 0.01, 1e-4 or 1%")]
     Probability {
         /// Which.
         name: String,
@@ -77,6 +79,7 @@ impl FromStr for FaultConfig {
                 "dup" => config.dup = probability(name, value)?,
                 "reorder" => config.reorder = probability(name, value)?,
                 "corrupt" => config.corrupt = probability(name, value)?,
+                "mark" => config.mark = probability(name, value)?,
                 "delay" => config.delay_ns = time(name, value)?,
                 "jitter" => config.jitter_ns = time(name, value)?,
                 "seed" => config.seed = value.parse().map_err(|_| ParseFaultError::Seed(value.to_owned()))?,
@@ -88,9 +91,11 @@ impl FromStr for FaultConfig {
 }
 
 fn probability(name: &str, value: &str) -> Result<f64, ParseFaultError> {
-    value
-        .parse()
-        .ok()
+    let share = match value.strip_suffix('%') {
+        Some(percent) => percent.trim().parse::<f64>().ok().map(|p| p / 100.0),
+        None => value.parse().ok(),
+    };
+    share
         .filter(|p| (0.0..=1.0).contains(p))
         .ok_or_else(|| ParseFaultError::Probability { name: name.to_owned(), value: value.to_owned() })
 }
@@ -121,12 +126,15 @@ mod tests {
     #[test]
     fn every_fault_can_be_written() {
         let config: FaultConfig =
-            "loss=0.01, dup=0.001,reorder=0.5,delay=50us,jitter=1.5ms,corrupt=1e-4,seed=7".parse().unwrap();
+            "loss=1%, dup=0.001,reorder=0.5,delay=50us,jitter=1.5ms,corrupt=1e-4,mark=0.25,seed=7"
+                .parse()
+                .unwrap();
         let want = FaultConfig {
             loss: 0.01,
             dup: 0.001,
             reorder: 0.5,
             corrupt: 1e-4,
+            mark: 0.25,
             delay_ns: 50_000,
             jitter_ns: 1_500_000,
             seed: 7,
@@ -144,6 +152,7 @@ mod tests {
             ("loss", "`loss` has no value"),
             ("loss=2", "`loss=2`"),
             ("loss=nan", "from 0 to 1"),
+            ("loss=101%", "`loss=101%`"),
             ("dup=-1", "`dup=-1`"),
             ("delay=50", "a number with a unit"),
             ("delay=50parsecs", "`delay=50parsecs`"),

@@ -37,7 +37,7 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
 
 /// Queues one packet without payload.
 fn bare(batch: &mut TxBatch, ring: &Arc<PeerRing>, to: &ShmLink<UdpLink>) {
-    let receiver = PacketDestination { addr: &to.local(), port_hint: 0, ring: Some(ring) };
+    let receiver = PacketDestination { addr: &to.local(), port_hint: 0, ecn: false, ring: Some(ring) };
     let mut room = batch.begin(&receiver, PacketShape::single(16, 12), PayloadSource::Copy).unwrap().bytes;
     room.put(0, &vec![0; room.len()]);
     room.put(SLOT_BYTE, &[to.slot()]);
@@ -152,7 +152,12 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
 /// Queues one packet whose payload is the first bytes of a leased chunk, behind the headers.
 /// Returns whether the ring took it.
 fn lease(batch: &mut TxBatch, ring: &Arc<PeerRing>, slot: u8, chunk: &PinnedChunk) -> bool {
-    let to = PacketDestination { addr: &"127.66.2.2".parse().unwrap(), port_hint: 0, ring: Some(ring) };
+    let to = PacketDestination {
+        addr: &"127.66.2.2".parse().unwrap(),
+        port_hint: 0,
+        ecn: false,
+        ring: Some(ring),
+    };
     let chunk = chunk.share();
     let payload = PayloadSource::Chunk { chunk: &chunk, at: 64, len: 4096 };
     let Some(space) = batch.begin(&to, PacketShape::single(12 + 4096 + 4, 12), payload) else { return false };

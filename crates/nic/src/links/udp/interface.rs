@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-use nobounce_protocol::wire::ICRC_LEN;
+use nobounce_protocol::wire::{ICRC_LEN, ROCE_PORT};
 
 use crate::interfaces::interface_of;
 
@@ -30,6 +30,28 @@ fn fitting(addr: IpAddr, mtu: u32, added: usize) -> u32 {
     let ip = if addr.is_ipv4() { 20 } else { 40 };
     let overhead = u32::try_from(ip + UDP + HEADERS + ICRC_LEN + added).unwrap_or(u32::MAX);
     PATH_MTUS.into_iter().find(|p| p.saturating_add(overhead) <= mtu).unwrap_or(256)
+}
+
+/// The largest path MTU whose packets the route to `remote` takes, as far as this machine knows: by
+/// the route itself, and by ICMP messages of the last minutes. `None` without a route.
+pub(crate) fn route_path_mtu(local: IpAddr, remote: IpAddr, added: usize) -> Option<u32> {
+    if remote.is_loopback() {
+        return Some(PATH_MTUS[0]);
+    }
+    let socket = UdpSocket::bind((local, 0)).ok()?;
+    socket.connect((remote, ROCE_PORT)).ok()?;
+    let (level, name) = match remote {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+    };
+    let (mut mtu, mut len) = (0_i32, libc::socklen_t::try_from(size_of::<i32>()).ok()?);
+    // SAFETY: the descriptor is open, and the option is an int of the length we say.
+    let failed =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
+    if failed != 0 {
+        return None;
+    }
+    Some(fitting(remote, u32::try_from(mtu).ok()?, added))
 }
 
 /// Queried by ioctl, not from /sys/class/net: that shows the namespace it was mounted in, which
@@ -78,6 +100,13 @@ mod tests {
         }
         assert_eq!((fitting(v4, 4207, 40), fitting(v4, 4208, 40), fitting(v4, 1500, 40)), (2048, 4096, 1024));
         assert_eq!(max_path_mtu(IpAddr::from([127, 9, 9, 9]), 40), 4096);
+    }
+
+    #[test]
+    fn the_route_to_this_machine_takes_what_its_interface_takes() {
+        let here = IpAddr::from([127, 0, 0, 1]);
+        assert_eq!(route_path_mtu(here, here, 0), Some(4096));
+        assert_eq!(route_path_mtu(IpAddr::from([192, 0, 2, 77]), IpAddr::from([192, 0, 2, 78]), 0), None);
     }
 
     #[test]

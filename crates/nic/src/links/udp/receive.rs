@@ -4,6 +4,7 @@ use std::fmt;
 use std::mem;
 use std::ptr;
 
+use super::senders::ECN;
 use super::socket::{SockAddr, Socket};
 use crate::links::handover::{GroBurst, TAKE_BUFFER};
 use crate::links::wire_packets::LEAD;
@@ -15,6 +16,10 @@ const MERGED: (usize, usize) = (4, 64 * 1024);
 const SINGLE: (usize, usize) = (32, 8 * 1024);
 /// A datagram of at least this many bytes indicates bulk traffic: more is likely queued.
 const BULK: usize = 16 * 1024;
+/// Words of control data: the segment size, and the byte with the congestion mark.
+const CONTROL: usize = 6;
+/// The mark in the ECN field of that byte.
+const CONGESTION_EXPERIENCED: u8 = 3;
 
 /// Receive buffers.
 pub(super) struct UdpReceiver {
@@ -58,7 +63,7 @@ impl UdpReceiver {
 
     fn receive_one(&mut self, socket: &Socket, mut take: impl FnMut(GroBurst<'_>)) {
         let mut name = SockAddr::empty();
-        let mut control = [0_u64; 4];
+        let mut control = [0_u64; CONTROL];
         let mut part =
             libc::iovec { iov_base: self.buffer[LEAD..].as_mut_ptr().cast(), iov_len: self.stride - LEAD };
         // SAFETY: msghdr is plain integers and pointers; zeros (null, 0) are valid.
@@ -73,12 +78,12 @@ impl UdpReceiver {
         self.is_empty = got < 0;
         let Ok(len) = usize::try_from(got) else { return };
         // A long merged datagram indicates bulk traffic; a short one is handled first.
-        let segment = segment(&message);
+        let Notes { segment, marked } = Notes::of(&message);
         self.busy = len >= BULK || self.vectors == SINGLE.0;
         if message.msg_flags & libc::MSG_TRUNC != 0 {
             self.too_long += 1;
         } else if let (Some((src, src_port)), Some(bytes)) = (name.get(), self.buffer.get(LEAD..LEAD + len)) {
-            take(GroBurst { src, src_port, ip_id: 0, segment: segment.unwrap_or(len), bytes });
+            take(GroBurst { src, src_port, ip_id: 0, segment: segment.unwrap_or(len), marked, bytes });
         }
     }
 
@@ -92,7 +97,7 @@ impl UdpReceiver {
 
     fn receive_vectors<const N: usize>(&mut self, socket: &Socket, mut take: impl FnMut(GroBurst<'_>)) {
         let mut names = [SockAddr::empty(); N];
-        let mut controls = [[0_u64; 4]; N];
+        let mut controls = [[0_u64; CONTROL]; N];
         let mut parts = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; N];
         // SAFETY: mmsghdr is plain integers and pointers; zeros (null, 0) are valid.
         let mut messages: [libc::mmsghdr; N] = unsafe { mem::zeroed() };
@@ -118,7 +123,8 @@ impl UdpReceiver {
             }
             let at = i * self.stride + LEAD;
             if let (Some((src, src_port)), Some(bytes)) = (names[i].get(), self.buffer.get(at..at + len)) {
-                take(GroBurst { src, src_port, ip_id: 0, segment: segment(header).unwrap_or(len), bytes });
+                let Notes { segment, marked } = Notes::of(header);
+                take(GroBurst { src, src_port, ip_id: 0, segment: segment.unwrap_or(len), marked, bytes });
             }
         }
     }
@@ -134,7 +140,12 @@ impl fmt::Debug for UdpReceiver {
     }
 }
 
-fn fill(message: &mut libc::msghdr, name: &mut SockAddr, part: &mut libc::iovec, control: &mut [u64; 4]) {
+fn fill(
+    message: &mut libc::msghdr,
+    name: &mut SockAddr,
+    part: &mut libc::iovec,
+    control: &mut [u64; CONTROL],
+) {
     message.msg_name = name.as_mut_ptr();
     message.msg_namelen = name.len();
     message.msg_iov = part;
@@ -143,15 +154,83 @@ fn fill(message: &mut libc::msghdr, name: &mut SockAddr, part: &mut libc::iovec,
     message.msg_controllen = size_of_val(control);
 }
 
-/// The size of the packets the kernel merged into this datagram; `None` where it merged none.
-fn segment(message: &libc::msghdr) -> Option<usize> {
-    // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a
-    // header inside it.
-    let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
-    if (header.cmsg_level, header.cmsg_type) != (libc::SOL_UDP, libc::UDP_GRO) {
-        return None;
+/// What the kernel tells beside a datagram.
+#[derive(Clone, Copy, Debug, Default)]
+struct Notes {
+    /// The size of the packets that it merged; `None` where it merged none.
+    segment: Option<usize>,
+    /// They have a congestion mark.
+    marked: bool,
+}
+
+impl Notes {
+    fn of(message: &libc::msghdr) -> Self {
+        let mut notes = Self::default();
+        // SAFETY: the kernel filled the control area and its length; CMSG_FIRSTHDR gives null or a
+        // header inside it.
+        let mut at = unsafe { libc::CMSG_FIRSTHDR(message) };
+        // SAFETY: it is null or a header inside the control area.
+        while let Some(header) = unsafe { at.as_ref() } {
+            // SAFETY: the header is one of the message.
+            let data = unsafe { libc::CMSG_DATA(header) };
+            match (header.cmsg_level, header.cmsg_type) {
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    // SAFETY: such a message holds one integer, possibly unaligned.
+                    let size = unsafe { data.cast::<i32>().read_unaligned() };
+                    notes.segment = usize::try_from(size).ok().filter(|n| *n > 0);
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => {
+                    // SAFETY: such a message holds one byte.
+                    notes.marked = unsafe { data.read() } & ECN == CONGESTION_EXPERIENCED;
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    // SAFETY: such a message holds one integer, possibly unaligned.
+                    let class = unsafe { data.cast::<i32>().read_unaligned() };
+                    notes.marked = class & i32::from(ECN) == i32::from(CONGESTION_EXPERIENCED);
+                }
+                _ => {}
+            }
+            // SAFETY: both belong to the message; the result is null behind the last header.
+            at = unsafe { libc::CMSG_NXTHDR(message, at) };
+        }
+        notes
     }
-    // SAFETY: a control message of this type holds one integer, possibly unaligned.
-    let size = unsafe { libc::CMSG_DATA(header).cast::<i32>().read_unaligned() };
-    usize::try_from(size).ok().filter(|n| *n > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    /// Marks on single packets and on merged ones, of both families.
+    #[test]
+    fn congestion_marks_are_read() {
+        let sender_of = |addr: &IpAddr| {
+            let socket = Socket::new(*addr).unwrap();
+            socket.bind(&SockAddr::new(*addr, 0, 0)).unwrap();
+            socket
+        };
+        for (addr, port) in [("127.77.1.1", 47_911), ("::1", 47_912)] {
+            let addr: IpAddr = addr.parse().unwrap();
+            let to = SockAddr::new(addr, port, 0);
+            let socket = Socket::new(addr).unwrap();
+            socket.set(libc::SOL_UDP, libc::UDP_GRO, 1).unwrap();
+            socket.read_marks(addr);
+            socket.bind(&to).unwrap();
+            let sender = sender_of(&addr);
+            let mut receiver = UdpReceiver::new(true);
+            for (class, segment) in [(0, None), (2, None), (3, None), (0x2b, None), (3, Some(40))] {
+                sender.set_class(addr, class).unwrap();
+                sender.set(libc::SOL_UDP, libc::UDP_SEGMENT, segment.unwrap_or(0)).unwrap();
+                sender.send_to(&[7; 100], &to);
+                let mut seen = Vec::new();
+                while seen.is_empty() {
+                    receiver.receive(&socket, |run| seen.push((run.marked, run.segment)));
+                }
+                let segment = segment.map_or(100, |len| usize::try_from(len).unwrap());
+                assert_eq!(seen, [(class & 3 == 3, segment)], "{addr} {class}");
+            }
+        }
+    }
 }

@@ -177,6 +177,22 @@ impl Socket {
         Ok(value)
     }
 
+    /// Asks for the congestion marks of what arrives. A kernel that refuses reports none.
+    pub(super) fn read_marks(&self, addr: IpAddr) {
+        let _ = match addr {
+            IpAddr::V4(_) => self.set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1),
+            IpAddr::V6(_) => self.set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1),
+        };
+    }
+
+    /// Sets the traffic class of what it sends.
+    pub(super) fn set_class(&self, addr: IpAddr, class: u8) -> io::Result<()> {
+        match addr {
+            IpAddr::V4(_) => self.set(libc::IPPROTO_IP, libc::IP_TOS, class.into()),
+            IpAddr::V6(_) => self.set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class.into()),
+        }
+    }
+
     /// Whether the kernel knows an option.
     pub(super) fn knows(&self, level: i32, name: i32) -> bool {
         self.option(level, name).is_ok()

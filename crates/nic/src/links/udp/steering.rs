@@ -251,7 +251,8 @@ mod tests {
             ..Steering::default()
         };
         let mut hear = |bytes: &[u8], segment| {
-            let run = GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment, bytes };
+            let run =
+                GroBurst { src: [127, 0, 0, 1].into(), src_port: 1, ip_id: 0, segment, marked: false, bytes };
             (steering.hear(&run), steering.probing.as_ref().unwrap().found)
         };
         assert_eq!(hear(&[], PROBE_LEN), (false, None));

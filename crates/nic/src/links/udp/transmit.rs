@@ -8,6 +8,7 @@ use std::ptr;
 use nobounce_protocol::qp::IpOptions;
 use nobounce_protocol::wire::ROCE_PORT;
 
+use super::senders::{ECN, ECT};
 use super::socket::{SockAddr, Socket};
 use crate::links::wire_packets::WirePackets;
 use crate::links::{TxBatch, TxPacket, now_ns};
@@ -365,6 +366,9 @@ fn controls_of(first: &TxPacket, packets: usize) -> [Option<ControlMessage>; 3] 
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
     };
     let IpOptions { traffic_class, hop_limit } = first.ip_options;
+    // It replaces that of the socket.
+    let capable = first.is_ecn_capable() && traffic_class != 0 && traffic_class & ECN == 0;
+    let traffic_class = if capable { traffic_class | ECT } else { traffic_class };
     let byte = |kind, value: u8| {
         (value != 0).then(|| ControlMessage::new(level, kind, i32::from(value).to_ne_bytes()))
     };

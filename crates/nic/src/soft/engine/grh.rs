@@ -77,6 +77,7 @@ mod tests {
                 has_icrc: true,
                 whole: None,
                 packets: 1,
+                marked: false,
             },
             local.parse().unwrap(),
         )

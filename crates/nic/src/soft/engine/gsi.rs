@@ -230,6 +230,7 @@ impl Engine {
                 has_icrc: true,
                 whole: None,
                 packets: 1,
+                marked: false,
             };
             match (owner, &mut core.gsi.agent) {
                 // A service ID bound by this device without a listener counts as unbound.

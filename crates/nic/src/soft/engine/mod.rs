@@ -21,6 +21,7 @@ pub(crate) mod overflows;
 pub(crate) mod packet;
 pub(crate) mod parts;
 pub(crate) mod path;
+pub(crate) mod path_probe;
 pub(crate) mod peer_death;
 pub(crate) mod peers;
 pub(crate) mod presence;
@@ -59,6 +60,7 @@ use crate::soft::engine::overflows::Overflows;
 use crate::soft::engine::packet::put_marker;
 use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, SameHost, Scheduler};
 use crate::soft::engine::path::{NetworkPaths, PathIndex, Sharers};
+use crate::soft::engine::path_probe::PathProbes;
 use crate::soft::engine::presence::{PresenceConfig, Presences};
 use crate::soft::engine::queue_pair::{Posted, QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
@@ -155,6 +157,7 @@ pub(crate) struct Core {
     pub(crate) account: Account,
     pub(crate) overflow: OverflowCursor,
     pub(crate) presences: Presences,
+    pub(crate) path_probes: PathProbes,
     pub(crate) groups: Groups,
 }
 
@@ -188,6 +191,7 @@ impl Engine {
             account: Account::default(),
             overflow: OverflowCursor { known: overflows.count(), shared: overflows },
             presences: Presences::new(presence),
+            path_probes: PathProbes::default(),
             groups: Groups::new(),
         };
         let caller = CallerWait { spin: AdaptiveSpin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
@@ -376,6 +380,7 @@ impl Core {
         !self.scheduler.ready.is_empty()
             || !self.markers.returns.is_empty()
             || self.presences.has_work()
+            || self.path_probes.has_work()
             || !self.scheduler.pending_acks.soon.is_empty()
     }
 
@@ -525,6 +530,9 @@ impl Core {
             self.srqs.check_limit(srq, &self.events);
             self.srqs.publish_room(srq);
         }
+        if datagram.marked {
+            entry.qp.handle_mark(now, header.opcode, packets);
+        }
         entry.schedule.answered |= header.opcode.is_response();
         if !entry.schedule.touched {
             entry.schedule.touched = true;
@@ -571,7 +579,7 @@ impl Core {
                 entry.ack.note_heard(now);
             }
             let sends = std::mem::take(&mut entry.schedule.answered) && entry.may_send();
-            if sends || entry.qp.has_urgent_replies() {
+            if sends || entry.qp.has_urgent_replies() || entry.qp.has_congestion_notification() {
                 self.make_ready(index);
             } else if replies {
                 entry.delay_ack(now, &mut self.scheduler.pending_acks);
@@ -591,6 +599,7 @@ impl Core {
                 Timer::ConnectionManager | Timer::Snapshot => self.gsi.wanted = true,
                 Timer::PeerDeath => self.expire_dead_peers(now),
                 Timer::KeepAlive => self.ask_for_presence(now),
+                Timer::PathProbe => self.advance_path_probes(now),
             }
         }
     }
@@ -604,7 +613,11 @@ impl Core {
             if entry.holds_request() {
                 entry.qp.put_off(now);
             } else {
+                let before = entry.qp.counters().local_ack_timeout_err;
                 entry.qp.handle_timeout(now);
+                if entry.qp.counters().local_ack_timeout_err > before {
+                    self.suspect_path(now, index);
+                }
             }
             self.settle(index);
             self.make_ready(index);
@@ -722,7 +735,8 @@ impl Core {
 
     /// Asks for presence and answers; whether the batch is full.
     fn fill_presences(&mut self) -> bool {
-        self.presences.has_work() && self.presences.fill(&mut self.tx)
+        (self.presences.has_work() && self.presences.fill(&mut self.tx))
+            || (self.path_probes.has_work() && self.path_probes.fill(&mut self.tx))
     }
 
     /// Returns markers; whether the batch is full.

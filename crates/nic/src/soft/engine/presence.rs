@@ -109,7 +109,12 @@ impl Presences {
         self.selective
     }
 
-    const fn capabilities(&self) -> u64 {
+    /// Of this opening of the device.
+    pub(crate) const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(crate) const fn capabilities(&self) -> u64 {
         if self.selective { Capabilities::OURS } else { Capabilities::OURS & !Capabilities::SELECTIVE }
     }
 
@@ -286,6 +291,9 @@ impl Core {
                 let answer = presence.answer(self.presences.generation, self.presences.capabilities());
                 self.presences.answers.push((from, answer));
             }
+            return true;
+        }
+        if self.path_probes.hear((from, slot), presence.nonce) {
             return true;
         }
         let has_interval = self.presences.interval.is_some();

@@ -25,6 +25,16 @@ pub(crate) fn put_selective_ack(entry: &mut QueuePair, tx: &mut TxBatch, regions
     tx.set_ip_options(IpOptions::default());
 }
 
+/// Adds the congestion notification of the queue pair to the batch.
+#[cold]
+pub(crate) fn put_congestion_notification(entry: &mut QueuePair, tx: &mut TxBatch) {
+    let Some(notification) = entry.qp.poll_congestion_notification() else { return };
+    let to = entry.qp.attr().remote;
+    tx.set_ip_options(entry.qp.attr().ip_options);
+    tx.put(to, port_hint(entry), CongestionNotification::LEN, |room| notification.emit(room));
+    tx.set_ip_options(IpOptions::default());
+}
+
 /// A peer that writes to a ring sends nothing by UDP: such a packet is forged.
 fn is_from_peer(entry: &QueuePair, datagram: &RxDatagram<'_>) -> bool {
     let beside = entry.route.heard_by_ring && datagram.arrival == Arrival::BesideRing;

@@ -13,4 +13,6 @@ pub(crate) enum Timer {
     PeerDeath,
     /// Peers are asked whether they live.
     KeepAlive,
+    /// Paths to peers are probed.
+    PathProbe,
 }

@@ -10,7 +10,7 @@ use crate::soft::engine::memory_windows::carry_out_local;
 use crate::soft::engine::packet::{Built, packet_len, port_hint, put_marker};
 use crate::soft::engine::queue_pair::{QueuePair, next_packet, next_request};
 use crate::soft::engine::region::Regions;
-use crate::soft::engine::selective::put_selective_ack;
+use crate::soft::engine::selective::{put_congestion_notification, put_selective_ack};
 use crate::soft::local::local_peers::LocalPeers;
 use crate::tally::BytePath;
 
@@ -148,6 +148,13 @@ impl Core {
         if turn != Turn::BatchFull && entry.route.ring.is_none() && entry.qp.has_selective_ack() {
             if tx.has_room() {
                 put_selective_ack(entry, tx, regions);
+            } else {
+                turn = Turn::BatchFull;
+            }
+        }
+        if entry.qp.has_congestion_notification() {
+            if tx.has_room() {
+                put_congestion_notification(entry, tx);
             } else {
                 turn = Turn::BatchFull;
             }

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use nobounce_protocol::qp::{Mtu, Service};
-use nobounce_protocol::seal::SealMode;
+use nobounce_protocol::seal::{OVERHEAD, SealMode};
 
 use crate::links::Link;
+use crate::links::udp::route_path_mtu;
 use crate::soft::config::Config;
 use crate::soft::config::Progress;
 use crate::soft::counters::Counters;
@@ -165,6 +166,14 @@ impl Device {
     /// The largest path MTU whose packets fit the interface.
     pub fn max_mtu(&self) -> Mtu {
         self.max_mtu
+    }
+
+    /// The largest path MTU that the interface and the route to `remote` take, as far as this machine
+    /// knows. A path may take less; see [`Qp::probe_path`](super::qp::Qp::probe_path).
+    pub fn max_mtu_to(&self, remote: IpAddr) -> Mtu {
+        let added = if self.sealed.is_some() { OVERHEAD } else { 0 };
+        let route = route_path_mtu(self.local, remote, added).and_then(Mtu::at_most);
+        route.map_or(self.max_mtu, |route| route.min(self.max_mtu))
     }
 
     /// The speed that its port states.

@@ -16,6 +16,7 @@ use parking_lot::MutexGuard;
 use crate::links::now_ns;
 use crate::soft::engine::host::PostedReceive;
 use crate::soft::engine::multicast::GroupError;
+use crate::soft::engine::path_probe::PathMtu;
 use crate::soft::engine::queue_pair::{QueuePair, XrcTarget};
 use crate::soft::engine::release::RELEASE_TIMEOUT;
 use crate::soft::engine::scatter::RequestBytes;
@@ -255,6 +256,22 @@ impl Qp {
     /// Its counters.
     pub fn counters(&self) -> QpCounters {
         self.with(|entry| *entry.qp.counters()).unwrap_or_default()
+    }
+
+    /// Probes whether packets of its path MTU reach the peer. The result follows within about half a
+    /// second, while the device is driven; see [`path_mtu`](Self::path_mtu).
+    pub fn probe_path(&self) {
+        let Some(mut engine) = self.handle.lock() else { return };
+        engine.core.probe_path(now_ns(), self.qpn.get() & 0xffff);
+        engine.transmit(now_ns(), Answers::Travelling);
+        self.handle.let_go(engine);
+    }
+
+    /// What is known of the path to its peer.
+    pub fn path_mtu(&self) -> PathMtu {
+        let Some(mut engine) = self.handle.lock() else { return PathMtu::Unknown };
+        let peer = engine.core.entry(self.qpn).map(|entry| entry.peer());
+        peer.map_or(PathMtu::Unknown, |peer| engine.core.path_probes.result(peer))
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut QueuePair) -> T) -> Option<T> {

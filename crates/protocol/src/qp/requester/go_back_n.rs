@@ -52,7 +52,7 @@ impl Requester {
         if self.una == before && self.recovery.stalled(now, params) && !self.recovery.spend_retry() {
             return ResponseOutcome::Failed(Status::RetryExceeded);
         }
-        self.loss();
+        self.loss(now);
         self.recovery.last_progress = now;
         self.recovery.rewound = Some((self.una, now));
         self.rewind();
@@ -113,7 +113,7 @@ impl Requester {
             self.retire(out);
         }
         self.resync();
-        self.note_progress(now, packets, params);
+        self.note_progress(now, packets, None, params);
         ResponseOutcome::Taken
     }
 
@@ -124,7 +124,7 @@ impl Requester {
             return;
         }
         out.counters.implied_nak_seq_err += 1;
-        self.loss();
+        self.loss(now);
         self.recovery.rewound = Some((self.una, now));
         self.rewind();
     }
@@ -134,9 +134,7 @@ impl Requester {
         if self.next < self.una {
             // Packets that were not retransmitted have arrived: nothing was lost, the peer was only
             // descheduled.
-            if let Some(window) = self.recovery.undo.take() {
-                self.window = window;
-            }
+            self.control.on_spurious();
             self.next = self.una;
             self.cursor = self.locate(self.next);
         }

@@ -3,7 +3,7 @@
 use super::{Out, Requester, ResponseOutcome};
 use crate::qp::completion::{Nak, Status};
 use crate::qp::request::Operation;
-use crate::qp::scoreboard::{Arrival, Scoreboard};
+use crate::qp::scoreboard::{Arrival, News, Scoreboard};
 use crate::qp::wqe::Wqe;
 use crate::qp::{Host, Params, Transmit};
 use crate::timing::Nanos;
@@ -92,7 +92,7 @@ impl Requester {
     pub(super) fn resend(&mut self, now: Nanos, params: &Params, room: u64) -> Option<Transmit> {
         let psn = self.board.as_ref()?.first_lost()?;
         let wqe = *self.wqe_of(psn)?;
-        let window = self.window.packets();
+        let window = self.window(params);
         if self.in_flight() >= window {
             return None;
         }
@@ -115,6 +115,7 @@ impl Requester {
         if self.timed.is_some_and(|timed| (psn..psn + packets).contains(&timed.psn)) {
             self.time_again();
         }
+        self.note_paced(now, packets, params);
         self.resent += packets;
         self.arm_probe(now);
         Some(transmit)
@@ -250,14 +251,14 @@ impl Requester {
         self.note_accepted(now, end);
         if let (Some(board), Some(order)) = (&mut self.board, order) {
             let found = board.detect_answers(end - 1, order);
-            self.note_lost_answers(found, out);
+            self.note_lost_answers(now, found, out);
         }
     }
 
-    fn note_lost_answers(&mut self, found: u64, out: &mut Out<'_>) {
+    fn note_lost_answers(&mut self, now: Nanos, found: u64, out: &mut Out<'_>) {
         if found > 0 {
             out.counters.implied_nak_seq_err += 1;
-            self.loss();
+            self.loss(now);
         }
     }
 
@@ -312,7 +313,7 @@ impl Requester {
             }
         }
         if lost {
-            self.loss();
+            self.loss(now);
         }
         self.settle_arrivals(now, params, out);
         ResponseOutcome::Taken
@@ -378,7 +379,7 @@ impl Requester {
         }
         if let Some((psn, order)) = newest {
             let found = board.detect_answers((psn + 1).saturating_sub(board.tolerance()), order);
-            self.note_lost_answers(found, out);
+            self.note_lost_answers(now, found, out);
         }
         self.settle_arrivals(now, params, out);
         ResponseOutcome::Taken
@@ -399,16 +400,16 @@ impl Requester {
         }
         let soonest = self.soonest();
         let Some(board) = &mut self.board else { return };
-        let (news, spurious) = board.take_news();
+        let News { arrived, sent, spurious } = board.take_news();
         let found = board.detect(soonest);
-        if spurious && let Some(window) = self.recovery.undo.take() {
-            self.window = window; // the peer was only slow
+        if spurious {
+            self.control.on_spurious();
         }
-        if news > 0 {
-            self.note_progress(now, news, params);
+        if arrived > 0 {
+            self.note_progress(now, arrived, sent, params);
         }
         if found > 0 {
-            self.loss();
+            self.loss(now);
         }
         out.counters.retransmitted += std::mem::take(&mut self.resent);
     }

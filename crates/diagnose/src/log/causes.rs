@@ -1,0 +1,292 @@
+//! Causes that several messages and completions have, each with the facts under which it is worth a
+//! look.
+
+use super::known::Cause;
+use nobounce_topology::facts::{Facts, Gpu, GpuVendor, Port};
+
+pub(super) const fn always(text: &'static str, fix: &'static str) -> Cause {
+    Cause { when: |_, _| true, text, fix }
+}
+
+pub(super) const fn when(when: fn(&Facts, &str) -> bool, text: &'static str, fix: &'static str) -> Cause {
+    Cause { when, text, fix }
+}
+
+/// Whether a port is RoCE, or may be.
+pub(super) fn may_be_ethernet(facts: &Facts) -> bool {
+    let mut ports = ports(facts).peekable();
+    ports.peek().is_none() || ports.any(|port| port.link_layer.is_empty() || port.is_ethernet())
+}
+
+pub(super) fn ports(facts: &Facts) -> impl Iterator<Item = &Port> {
+    facts.nics.iter().filter(|nic| !nic.is_software()).flat_map(|nic| &nic.ports)
+}
+
+pub(super) fn is_set(facts: &Facts, names: &[&str]) -> bool {
+    names.iter().any(|name| facts.variable(name).is_some())
+}
+
+/// Whether a line names an address that CUDA's virtual memory API reserves: they begin far below
+/// those of `cudaMalloc`, but for old and virtual GPUs.
+pub(super) fn is_vmm_address(facts: &Facts, line: &str) -> bool {
+    let old = |gpu: &Gpu| gpu.compute_capability.get().is_some_and(|cc| cc < 70);
+    if facts.gpus.iter().any(old) || facts.is_virtual() {
+        return false;
+    }
+    const VMM: std::ops::Range<u64> = 0x1_0000_0000..0x1000_0000_0000;
+    line.split("0x").skip(1).any(|text| {
+        let digits: String = text.chars().take_while(char::is_ascii_hexdigit).collect();
+        u64::from_str_radix(&digits, 16).is_ok_and(|address| VMM.contains(&address))
+    })
+}
+
+pub(super) fn peermem_loaded(facts: &Facts) -> bool {
+    facts.kernel.is_loaded("nvidia_peermem") == Some(true)
+}
+
+pub(super) fn is_locked_without_limit(facts: &Facts) -> bool {
+    facts.process.memlock_bytes.known() == Some(&None)
+}
+
+/// Whether a line or the facts leave open that the connection is RoCE, with a GID that matters.
+fn may_be_roce(facts: &Facts, line: &str) -> bool {
+    // `mlx5_0:1/IB` in lines of UCX.
+    !line.contains(":1/IB") && (line.contains("/RoCE") || may_be_ethernet(facts))
+}
+
+/// Causes of retries exceeded: no answer came, whatever was sent.
+pub(super) const NO_ANSWER: &[Cause] = &[
+    when(
+        |facts, _| {
+            let pfc =
+                ports(facts).filter_map(|port| port.netdev.as_ref()).any(|net| net.pfc.get() == Some(true));
+            pfc && !is_set(facts, &["NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS"])
+        },
+        "the packets go in traffic class 0, and the network is lossless (PFC) in another one",
+        "`NCCL_IB_TC=106`   (or the class of the lossless priority; UCX_IB_TRAFFIC_CLASS, NVSHMEM_IB_TRAFFIC_CLASS)",
+    ),
+    when(
+        |facts, line| {
+            let chosen = ["NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX", "NVSHMEM_IB_GID_INDEX", "MC_GID_INDEX"];
+            // A line that names an IPv4 address as its GID took a routed entry.
+            may_be_roce(facts, line) && !line.contains("::ffff:") && !is_set(facts, &chosen)
+        },
+        "the GID is link-local, RoCE v1 or of another subnet: the tables of the two machines differ",
+        "`show_gids` on both; name the routed RoCE v2 entry of each: `NCCL_IB_GID_INDEX=3`   (UCX_IB_GID_INDEX, MC_GID_INDEX)",
+    ),
+    when(
+        may_be_roce,
+        "the MTU of a switch or of the other end is smaller than this port's: long packets are dropped",
+        "set one MTU on all ports of the path: 9000 on the interfaces, more in the switches",
+    ),
+    when(
+        may_be_roce,
+        "packets are lost: the RoCE network is neither lossless (PFC) nor has congestion control (ECN)",
+        "PFC and ECN for the traffic class of RDMA, on every port and switch",
+    ),
+    always(
+        "packets are lost: the link of an adapter at either end is faulty",
+        "`ib_write_bw` between each pair of adapters names it; reseat or replace its cable",
+    ),
+    always("the other process ended before", "read the log of the other end: its first error is the cause"),
+];
+
+/// A connection that cannot reach the address of the other end.
+pub(super) const UNREACHABLE: &[Cause] = &[
+    always(
+        "the port cannot reach the address of the other end: it is link-local, of another subnet or rail, or the cable of this port leads to another machine",
+        "`show_gids` on both ends; name a routed entry (NCCL_IB_GID_INDEX), or the adapters that are connected (NCCL_IB_HCA); where only equal rails are connected, `NCCL_CROSS_NIC=0`; where cables join pairs of machines, `NCCL_IB_SUBNET_AWARE_ROUTING=1` with one subnet for each cable",
+    ),
+    always(
+        "ARP or IPv6 neighbours of the other end are not answered on this interface",
+        "`ping -I` from the port's interface; give each rail a subnet of its own",
+    ),
+];
+
+/// Parameters of a connection that do not fit.
+pub(super) const BAD_ADDRESS: &[Cause] = &[always(
+    "the GID index is empty on one end, or the ends use different versions of RoCE or address families",
+    "`show_gids` on both; unset the GID index or name a RoCE v2 entry: `NCCL_IB_GID_INDEX=3`",
+)];
+
+/// No entry at the GID index.
+pub(super) const NO_GID: &[Cause] = &[always(
+    "the adapter has no RoCE address here: its interface has no IP address or is in another network namespace",
+    "leave the adapter out: `UCX_NET_DEVICES=mlx5_0:1`   (with the names of the others; NCCL_IB_HCA for NCCL), or give its interface an IP address",
+)];
+
+/// EFAULT: no pages behind an address.
+pub(super) const NO_PAGES: &[Cause] = &[
+    when(
+        |facts, _| facts.nics.iter().any(crate::nccl::is_efa),
+        "the program registers GPU memory by ibv_reg_mr, and the adapter takes it by dma-buf only",
+        "upgrade libfabric or the program to a version that registers CUDA memory by dma-buf",
+    ),
+    when(
+        |facts, line| is_vmm_address(facts, line) || peermem_loaded(facts),
+        "the memory is of CUDA's virtual memory API (expandable segments, vLLM's sleep mode, cuMemCreate) without the flag for GPUDirect RDMA",
+        "allocate with gpuDirectRDMACapable, or switch sleep mode and expandable_segments off (PYTORCH_CUDA_ALLOC_CONF)",
+    ),
+    when(
+        |facts, _| !peermem_loaded(facts) && !has_amd(facts),
+        "no peer-memory module serves the GPU",
+        "`sudo modprobe nvidia_peermem`   (or a program that registers by dma-buf)",
+    ),
+    when(|facts, _| has_amd(facts), NO_AMD_PEER, AMD_DMA_BUF),
+];
+
+pub(super) const NO_AMD_PEER: &str =
+    "the program registers by ibv_reg_mr, which needs peer memory, and amdgpu has none here";
+pub(super) const AMD_DMA_BUF: &str =
+    "a version of the program that registers memory of HIP by dma-buf (Mooncake: build with USE_HIP_DMABUF)";
+
+/// EINVAL: a range that the driver does not take.
+pub(super) const BAD_RANGE: &[Cause] = &[
+    when(|facts, _| has_amd(facts), NO_AMD_PEER, AMD_DMA_BUF),
+    when(
+        |facts, line| !has_amd(facts) && is_vmm_address(facts, line),
+        "the memory is of CUDA's virtual memory API (expandable segments): the range spans several allocations",
+        "switch expandable_segments off (PYTORCH_CUDA_ALLOC_CONF), or upgrade the program",
+    ),
+    when(
+        |facts, _| !has_amd(facts) && !peermem_loaded(facts),
+        "no peer-memory module serves the GPU",
+        "`sudo modprobe nvidia_peermem`   (or a program that registers by dma-buf)",
+    ),
+    always(
+        "the range does not fit the allocation: a part of it was registered with the offset of the whole",
+        "upgrade the program, or register whole allocations",
+    ),
+];
+
+pub(super) fn has_amd(facts: &Facts) -> bool {
+    facts.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Amd)
+}
+
+/// Causes of a local protection error.
+pub(super) const PROTECTED: &[Cause] = &[
+    when(
+        |facts, _| !exports_work(facts),
+        "the IOMMU or ACS keeps the adapter from the GPU's memory",
+        "`sudo dmesg | grep -iE 'dmar|amd-vi|smmu'` shows it; iommu=pt, and no ACS on the path",
+    ),
+    always(
+        "the registration does not cover the buffer: a part of a larger allocation was registered with offset 0 of its dma-buf, or the memory was freed",
+        "upgrade the program (MORI, Mooncake, UCX corrected such offsets in 2026); register whole allocations",
+    ),
+];
+
+/// Causes of a remote access error.
+pub(super) const NO_ACCESS: &[Cause] = &[always(
+    "the other end registered less than is accessed: memory in several pieces (expandable segments), or freed and allocated again",
+    "switch expandable_segments off on both ends (PYTORCH_CUDA_ALLOC_CONF), or upgrade the program",
+)];
+
+/// Whether dma-bufs go from GPUs to adapters, by both drivers' word.
+pub(super) fn exports_work(facts: &Facts) -> bool {
+    facts.gpus.iter().any(|gpu| gpu.dma_buf.get() == Some(true))
+        && facts.nics.iter().any(|nic| nic.dma_buf_probe.known().is_some_and(|probe| probe.ok))
+}
+
+pub(super) const LOCKED: &[Cause] = &[
+    when(
+        |facts, _| !is_locked_without_limit(facts),
+        "the limit of locked memory is too small",
+        "`ulimit -l unlimited`   (containers: --ulimit memlock=-1:-1; services: LimitMEMLOCK=infinity)",
+    ),
+    always(
+        "BAR1 of the GPU or a table of the adapter is full",
+        "`nvidia-smi -q -d MEMORY`; `sudo dmesg | tail -n 20`",
+    ),
+];
+
+pub(super) const BOOTSTRAP: &[Cause] = &[always(
+    "it uses an interface that the other machine cannot reach (docker0, a link-local one), or a firewall closes the ports",
+    "`NCCL_SOCKET_IFNAME=eth0`   (with the interface of the cluster's network); open all TCP ports between the machines",
+)];
+
+/// No adapter that NCCL or another program could use.
+pub(super) const NO_DEVICE: &[Cause] = &[
+    when(
+        |facts, _| facts.variable("NCCL_IB_HCA").is_some(),
+        "NCCL_IB_HCA matches no adapter",
+        "`unset NCCL_IB_HCA`, or name adapters that `ibv_devices` lists",
+    ),
+    when(
+        |facts, _| facts.is_container(),
+        "the container was started without the adapters' files or their provider library",
+        "`--device /dev/infiniband`   (Kubernetes: an RDMA device plugin and its resource); `ibv_devinfo` inside must list them",
+    ),
+    always(
+        "the RDMA driver is not loaded, or every port is down",
+        "`ibv_devinfo`; `sudo modprobe mlx5_ib ib_uverbs`   (or the vendor's driver)",
+    ),
+];
+
+/// Memory that perftest and others could not register, without a reason.
+pub(super) const REFUSED: &[Cause] = &[
+    when(
+        |facts, _| facts.gpus.iter().any(|gpu| nobounce_topology::gpudirect::is_consumer(gpu.title())),
+        "GeForce and TITAN cards have no GPUDirect RDMA",
+        "use a data-centre or professional GPU",
+    ),
+    when(
+        |facts, _| !peermem_loaded(facts),
+        "no peer-memory module serves the GPU",
+        "`sudo modprobe nvidia_peermem`   (perftest: or `--use_cuda_dmabuf`)",
+    ),
+    when(
+        |facts, _| peermem_loaded(facts),
+        "nvidia_peermem is loaded, but not registered with this ib_core",
+        "reinstall the NVIDIA driver after OFED, or use dma-buf (perftest: `--use_cuda_dmabuf`)",
+    ),
+];
+
+/// Registration by dma-buf that the adapter's driver lacks.
+pub(super) const DRIVER_WITHOUT_DMA_BUF: &[Cause] = &[always(
+    "the adapter's kernel driver is too old for dma-buf (mlx5 since 5.12, efa since 5.16, irdma and bnxt_re since 6.5), or an old OFED replaced it",
+    "upgrade the adapter's driver (DOCA-OFED, the EFA installer, a newer kernel), or load nvidia_peermem",
+)];
+
+/// Packets longer than the other end takes.
+pub(super) const OTHER_MTU: &[Cause] = &[
+    always(
+        "the MTUs of the two ends differ: NCCL from 2.20 on does not adjust them",
+        "`ibv_devinfo | grep active_mtu` on both; set one MTU on all ports",
+    ),
+    always(
+        "memory was freed, or its registration removed, while the adapter used it",
+        "upgrade the program; NCCL_CUMEM_ENABLE=0 to compare",
+    ),
+];
+
+/// NCCL without the plugin that EFA needs.
+pub(super) const NO_PLUGIN: &[Cause] = &[when(
+    |facts, _| facts.nics.iter().any(crate::nccl::is_efa),
+    "NCCL reaches EFA only through aws-ofi-nccl: the plugin or a library that it needs (libfabric, libhwloc) is not in the image or not in LD_LIBRARY_PATH",
+    "add the folders of the plugin and of libfabric to LD_LIBRARY_PATH (/opt/amazon/ofi-nccl/lib, /opt/amazon/efa/lib); `ldd` on libnccl-net.so names a missing library",
+)];
+
+/// Connections over adapters without GPUDirect, where nothing that is known of the machine explains
+/// it.
+pub(super) const STAGED: &[Cause] = &[
+    when(
+        |facts, _| facts.gpus.iter().any(|gpu| nobounce_topology::gpudirect::is_consumer(gpu.title())),
+        "GeForce and TITAN cards have no GPUDirect RDMA",
+        "use a data-centre or professional GPU",
+    ),
+    when(
+        |facts, _| !peermem_loaded(facts) && facts.kernel.is_loaded("nv_peer_mem") != Some(true),
+        "neither peer memory nor dma-buf serves the GPU",
+        "`sudo modprobe nvidia_peermem`, or the open kernel module with NCCL 2.13 and newer",
+    ),
+    when(
+        |facts, _| facts.gpus.iter().any(|gpu| gpu.compute_capability.get().is_some_and(|cc| cc < 80)),
+        "before Ampere and without NVLink, NCCL reads GPU memory through the host: sends are staged",
+        "`NCCL_NET_GDR_READ=1`",
+    ),
+    always(
+        "GPU and adapter are farther apart than NCCL_NET_GDR_LEVEL allows (PXB by default)",
+        "`NCCL_NET_GDR_LEVEL=SYS`   (and measure)",
+    ),
+];
