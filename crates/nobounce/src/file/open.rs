@@ -154,7 +154,7 @@ fn open_direct(file: &fs::File) -> Result<Direct, Reason> {
     let file = opened.map_err(|error| Reason::new(format!("open with O_DIRECT: {error}")))?;
     match alignment(&file) {
         Some(0) => Err(Reason::new("the file system has no O_DIRECT for this file")),
-        Some(alignment) if PIECE % alignment != 0 => {
+        Some(alignment) if !PIECE.is_multiple_of(alignment) => {
             Err(Reason::new(format!("O_DIRECT of this file needs units of {alignment} bytes")))
         }
         stated => Ok(Direct { file, alignment: stated.unwrap_or(USUAL_ALIGNMENT) }),
