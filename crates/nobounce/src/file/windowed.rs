@@ -16,6 +16,9 @@ use super::open::File;
 use super::pieces::{PIECE, Piece, pieces};
 use crate::gpu_access;
 
+/// Threads of a long read. Each stores what it has read, and the drive must not wait for it: of what four
+/// threads that only read took from a drive of an H200 machine, 4 took 0.79 to 0.84, 8 and 16 took 0.89.
+const THREADS: usize = 2 * READERS;
 /// The kernel maps at most so many bytes around a fault; longer ranges are mapped by one call.
 const FAULT_AROUND: usize = 64 << 10;
 
@@ -35,7 +38,7 @@ pub(super) fn read(window: &GpuWindow, file: &File, at: u64, range: Range<usize>
     let pieces: Vec<Piece> = pieces(at, range.start, range.len()).collect();
     let read =
         LongRead { window, file, source: Source::of(file, at, range.len()), cache, next: 0.into(), pieces };
-    let threads = READERS.min(read.pieces.len()).min(thread::available_parallelism().map_or(1, usize::from));
+    let threads = THREADS.min(read.pieces.len()).min(thread::available_parallelism().map_or(1, usize::from));
     thread::scope(|scope| {
         let start = |_| thread::Builder::new().name("nb-read".to_owned()).spawn_scoped(scope, || read.run());
         // This thread is one of them, and all of them if there can be no others.
