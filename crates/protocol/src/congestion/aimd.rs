@@ -60,7 +60,8 @@ pub struct Aimd {
     first: f64,
     largest: f64,
     shortest: Nanos,
-    latest: Nanos,
+    /// The latest two round trips. One alone may have waited for a CPU at the other end.
+    latest: [Nanos; 2],
     /// Until then, further notifications do not shrink the window.
     slowed_until: Nanos,
     calm_at: Nanos,
@@ -76,7 +77,7 @@ impl Default for Aimd {
             first: 0.0,
             largest: 0.0,
             shortest: Nanos::MAX,
-            latest: 0,
+            latest: [0; 2],
             slowed_until: 0,
             calm_at: 0,
             undo: None,
@@ -89,7 +90,9 @@ impl Default for Aimd {
 impl Aimd {
     /// Whether packets wait in queues for as long as they travel.
     const fn is_inflated(&self) -> bool {
-        self.latest > self.shortest.saturating_mul(2)
+        let [latest, before] = self.latest;
+        let waited = if latest < before { latest } else { before };
+        waited > self.shortest.saturating_mul(2)
     }
 
     /// Growth in a round trip, in packets.
@@ -115,7 +118,7 @@ impl CongestionControl for Aimd {
 
     fn on_ack(&mut self, now: Nanos, ack: Ack) {
         if let Some(round_trip) = ack.round_trip {
-            self.latest = round_trip;
+            self.latest = [round_trip, self.latest[0]];
             self.shortest = self.shortest.min(round_trip);
         }
         if ack.in_use {
@@ -177,7 +180,7 @@ impl CongestionControl for Aimd {
         if self.size.packets >= 1.0 {
             return 0; // acknowledgements pace it
         }
-        (float(self.latest) * float(bytes) / f64::from(self.mtu) / self.size.packets) as u64
+        (float(self.latest[0]) * float(bytes) / f64::from(self.mtu) / self.size.packets) as u64
     }
 }
 
