@@ -15,8 +15,8 @@ use crate::shared::{Arrival, Command, Shared};
 
 /// How long the thread polls for completions and frames before it sleeps. A sleep makes the engine thread
 /// drive the device, and costs each end two wake-ups; 50 us are shorter than the answer to a request for
-/// 64 KiB by UDP. Such requests by shared memory take 30 us with the ends on two CPUs, and on one CPU 160 us
-/// with backoff and 600 us without (medians of 1500 and 800, machine busy with builds).
+/// 64 KiB by UDP. Such requests by shared memory take 25 us on two quiet CPUs, and with both ends on one
+/// CPU 160 us with backoff and 600 us without.
 const SPIN: Duration = Duration::from_micros(200);
 /// Waits without a spin after fruitless ones, at most.
 const MOST_SKIPPED: u32 = 32;
