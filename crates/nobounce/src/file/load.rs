@@ -35,9 +35,14 @@ impl<'a> Source<'a> {
         (!cache.is_resident(place..place.saturating_add(piece.wanted.end))).then_some(*direct)
     }
 
-    /// Fills the wanted bytes of a buffer, which has room for whole units of the alignment.
-    pub(super) fn load(&self, piece: &Piece, room: &mut [u8]) -> Result<(), FileError> {
-        let cold = self.cold(piece);
+    /// Fills the wanted bytes of a buffer, which has room for whole units of the alignment: past the
+    /// page cache, if [`cold`](Self::cold) says so.
+    pub(super) fn load(
+        &self,
+        piece: &Piece,
+        cold: Option<&Direct>,
+        room: &mut [u8],
+    ) -> Result<(), FileError> {
         let alignment = cold.map_or(1, |direct| direct.alignment);
         let start = piece.wanted.start - piece.wanted.start % alignment;
         let end = piece.aligned_len(alignment);

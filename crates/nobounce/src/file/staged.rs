@@ -143,5 +143,5 @@ impl Copies<'_> {
 
 fn load(source: &Source<'_>, piece: &Piece, chunk: &mut PinnedChunk) -> Result<(), FileError> {
     // A chunk that was just taken has no clones.
-    chunk.get_mut().map_or(Ok(()), |room| source.load(piece, room))
+    chunk.get_mut().map_or(Ok(()), |room| source.load(piece, source.cold(piece), room))
 }

@@ -75,7 +75,7 @@ impl LongRead<'_> {
                     buffer.resize(PIECE + alignment, 0);
                     let lead = buffer.as_ptr().align_offset(alignment).min(alignment);
                     let room = &mut buffer[lead..lead + PIECE];
-                    self.source.load(piece, room).and_then(|()| {
+                    self.source.load(piece, Some(direct), room).and_then(|()| {
                         self.window
                             .store(piece.memory, &room[piece.wanted.clone()])
                             .map_err(|error| FileError::Memory(error.into()))
