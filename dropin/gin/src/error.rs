@@ -68,7 +68,7 @@ pub enum GinError {
 }
 
 impl GinError {
-    /// What NCCL is told.
+    /// The result that NCCL gets.
     #[must_use]
     pub fn code(&self) -> NcclResult {
         match self {

@@ -1,8 +1,8 @@
 //! The functions that NCCL calls.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nobounce::{Access, Device, GpuOptions};
 use nobounce_dropin::entry::{Errno, guarded};
@@ -131,12 +131,10 @@ unsafe extern "C" fn gin_properties(properties: *mut GinProperties) -> NcclResul
 }
 
 unsafe extern "C" fn properties(_device: c_int, properties: *mut NetProperties) -> NcclResult {
-    // NCCL merges adapters of one name, and this one must not change what it knows of nb0.
-    static DEVICE_NAME: OnceLock<CString> = OnceLock::new();
     answer(|| {
-        let name = DEVICE_NAME.get_or_init(|| c"nobounce_gin".to_owned());
         let ours = NetProperties {
-            name: name.as_ptr(),
+            // NCCL merges adapters of one name, and this one must not change what it knows of nb0.
+            name: c"nobounce_gin".as_ptr(),
             pci_path: ptr::null(),
             guid: 0,
             ptr_support: PTR_HOST | PTR_CUDA,
