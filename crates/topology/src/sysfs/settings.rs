@@ -133,11 +133,8 @@ pub(super) fn nccl(root: &Root, surroundings: &Surroundings) -> Read<Option<Libr
         return library(Some(version));
     }
     for folder in LIBRARY_FOLDERS {
-        let Ok(names) = root.names(folder) else { continue };
-        if let Some(version) =
-            names.iter().filter_map(|name| name.strip_prefix("libnccl.so.")).max_by_key(|rest| rest.len())
-        {
-            return library(version.contains('.').then(|| version.to_owned()));
+        if let Some(version) = nccl_versions_in(root, folder).into_iter().max_by_key(String::len) {
+            return library(Some(version).filter(|version| !version.is_empty()));
         }
     }
     match of_python(others) {
