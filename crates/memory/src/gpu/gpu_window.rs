@@ -337,7 +337,7 @@ impl GpuWindow {
     fn reset_shadowed(&self, shadow: &Shadow, offset: usize) -> Result<(), AccessError> {
         self.range.word(offset)?;
         let mut words = shadow.lock();
-        // The kernel that has asked for it clears them.
+        // The kernel that posted the reset clears them in GPU memory.
         if let Some(flags_word) = shadow.flags(offset).and_then(|flags| words.get_mut(flags / 8)) {
             *flags_word = 0;
         }
