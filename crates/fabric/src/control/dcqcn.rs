@@ -1,7 +1,7 @@
 //! Rate control by congestion notification packets, after DCQCN (Zhu et al., SIGCOMM 2015): the
 //! algorithm of the reaction point, with the paper's parameters.
 
-use nobounce_protocol::congestion::{Ack, CongestionControl};
+use nobounce_protocol::congestion::{Ack, CongestionControl, Loss};
 use nobounce_protocol::timing::Nanos;
 use serde::Serialize;
 
@@ -146,7 +146,7 @@ impl CongestionControl for Dcqcn {
         self.cut(picos(now));
     }
 
-    fn on_loss(&mut self, now: Nanos, _resends_all: bool) -> bool {
+    fn on_loss(&mut self, now: Nanos, _loss: Loss) -> bool {
         self.cut(picos(now));
         true
     }

@@ -1,6 +1,6 @@
 //! A constant window: for checks against theory.
 
-use nobounce_protocol::congestion::{Ack, CongestionControl};
+use nobounce_protocol::congestion::{Ack, CongestionControl, Loss};
 use nobounce_protocol::timing::Nanos;
 
 /// A constant window.
@@ -23,7 +23,7 @@ impl CongestionControl for Fixed {
 
     fn on_mark(&mut self, _now: Nanos) {}
 
-    fn on_loss(&mut self, _now: Nanos, _resends_all: bool) -> bool {
+    fn on_loss(&mut self, _now: Nanos, _loss: Loss) -> bool {
         false
     }
 

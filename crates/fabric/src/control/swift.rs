@@ -5,7 +5,7 @@
 //! Some things are this crate's own: a start by doubling until the first delay above the target, also
 //! after a pause; and, as an option, congestion notifications that count as a delay above it.
 
-use nobounce_protocol::congestion::{Ack, CongestionControl};
+use nobounce_protocol::congestion::{Ack, CongestionControl, Loss};
 use nobounce_protocol::timing::Nanos;
 use serde::Serialize;
 
@@ -141,7 +141,7 @@ impl CongestionControl for Swift {
         }
     }
 
-    fn on_loss(&mut self, now: Nanos, _resends_all: bool) -> bool {
+    fn on_loss(&mut self, now: Nanos, _loss: Loss) -> bool {
         self.cut(now * NANOSECOND, 1.0 - self.options.largest_cut);
         true
     }

@@ -1,8 +1,10 @@
 //! A window by losses and congestion marks: the default of a queue pair.
 //!
 //! It grows by slow start and then by one packet per round trip, and shrinks at most once per round
-//! trip when a loss is seen, as TCP's does: flows that share a bottleneck converge to equal shares.
-//! Round trips tell whether a loss is a sign of congestion.
+//! trip when packets are lost, as TCP's does: flows that share a bottleneck converge to equal shares.
+//! With selective retransmission, a loss is a sign of congestion only where round trips are long and
+//! more than one packet in 16 is lost: a path that damages packets loses fewer, and a queue that
+//! overflows loses more as the window grows.
 //!
 //! A congestion notification takes 15 % of the window, at least a packet and at most half of it.
 //! While they come, the window grows more slowly the smaller it is: one packet per round trip of
@@ -13,7 +15,7 @@
 //! No delay is a sign of congestion by itself: a sender does not know the round trip of an empty
 //! path, and who began while a queue stood would take the shares of others.
 
-use super::{Ack, CongestionControl};
+use super::{Ack, CongestionControl, Loss};
 use crate::timing::{MILLISECOND, Nanos};
 
 /// Most bytes in flight. Beyond this, a software NIC fills buffers, not the pipe.
@@ -22,6 +24,10 @@ const LARGEST: u32 = 1 << 20;
 const FIRST: u32 = 16 << 10;
 /// Packets in flight after any number of losses.
 const SMALLEST: f64 = 2.0;
+/// The share of lost packets above which a queue overflows: one in so many.
+const LOSS_SHARE: u64 = 16;
+/// Packets that have to be seen before that share means anything.
+const LOSS_SAMPLE: u64 = 128;
 /// The same after any number of notifications.
 const SMALLEST_MARKED: f64 = 1.0 / 64.0;
 /// Part of the window that a loss leaves.
@@ -52,6 +58,32 @@ impl Size {
     }
 }
 
+/// Recent packets: what arrived and what was lost.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    arrived: u64,
+    lost: u64,
+}
+
+impl Tally {
+    const fn seen(self) -> u64 {
+        self.arrived + self.lost
+    }
+
+    /// Older packets count less and less.
+    const fn arrive(&mut self, packets: u64) {
+        self.arrived += packets;
+        if self.seen() > 2 * LOSS_SAMPLE {
+            self.arrived /= 2;
+            self.lost /= 2;
+        }
+    }
+
+    const fn is_heavy(self) -> bool {
+        self.seen() >= LOSS_SAMPLE && self.lost * LOSS_SHARE > self.seen()
+    }
+}
+
 /// A window by losses and marks.
 #[derive(Debug)]
 pub struct Aimd {
@@ -65,6 +97,7 @@ pub struct Aimd {
     /// Until then, further notifications do not shrink the window.
     slowed_until: Nanos,
     calm_at: Nanos,
+    tally: Tally,
     /// The window before silence closed it, to restore if nothing was lost.
     undo: Option<Size>,
 }
@@ -80,6 +113,7 @@ impl Default for Aimd {
             latest: [0; 2],
             slowed_until: 0,
             calm_at: 0,
+            tally: Tally::default(),
             undo: None,
         };
         window.begin(1024);
@@ -121,6 +155,7 @@ impl CongestionControl for Aimd {
             self.latest = [round_trip, self.latest[0]];
             self.shortest = self.shortest.min(round_trip);
         }
+        self.tally.arrive(ack.bytes / u64::from(self.mtu));
         if ack.in_use {
             let windows = float(ack.bytes) / f64::from(self.mtu) / self.size.packets.max(1.0);
             self.size.packets = (self.size.packets + self.growth(now) * windows).min(self.largest);
@@ -141,12 +176,13 @@ impl CongestionControl for Aimd {
         self.size.shrink_to((packets - cut).max(SMALLEST_MARKED));
     }
 
-    fn on_loss(&mut self, _now: Nanos, resends_all: bool) -> bool {
+    fn on_loss(&mut self, _now: Nanos, loss: Loss) -> bool {
         self.undo = None;
-        // Losses on a path without queues are no sign of congestion. Go-back-N sends so much again
-        // after each that it must slow down all the same.
-        let slows = resends_all || self.is_inflated();
+        self.tally.lost += loss.packets;
+        // Go-back-N sends so much again after each loss that it must slow down whatever the cause.
+        let slows = loss.resends_all || (self.tally.is_heavy() && self.is_inflated());
         if slows {
+            self.tally = Tally::default();
             let packets = self.size.packets;
             self.size.shrink_to((packets * AFTER_LOSS).max(SMALLEST).min(packets));
         }
@@ -195,6 +231,8 @@ mod tests {
     use crate::timing::MICROSECOND;
 
     const ROUND_TRIP: Nanos = 10 * MICROSECOND;
+    const ONE: Loss = Loss { packets: 1, resends_all: false };
+    const ALL: Loss = Loss { packets: 1, resends_all: true };
 
     /// A window's worth of acknowledgements.
     fn round(w: &mut Aimd, now: Nanos) {
@@ -247,18 +285,47 @@ mod tests {
         let start = w.size.packets;
         round(&mut w, 0);
         assert_eq!(w.size.packets, 2.0 * start, "slow start");
-        w.on_loss(0, false);
-        assert_eq!(w.size.packets, 2.0 * start, "there is no queue");
-        w.on_loss(0, true);
+        w.on_loss(0, ALL);
+
         let after = w.size.packets;
         assert!(after < 2.0 * start);
         round(&mut w, 0);
         assert!(w.size.packets > after + 0.9 && w.size.packets <= after + 1.0);
-        (0..100).for_each(|_| _ = w.on_loss(0, true));
+        (0..100).for_each(|_| _ = w.on_loss(0, ALL));
         assert_eq!(w.size.packets, SMALLEST);
         w.on_silence(0);
         (0..10_000).for_each(|_| round(&mut w, 0));
         assert_eq!(w.window(), u64::from(LARGEST));
+    }
+
+    /// One packet in `every` is lost, on a path whose queue makes round trips `times` as long.
+    fn slows(every: u64, times: u64) -> bool {
+        let mut w = Aimd::default();
+        round(&mut w, 0);
+        (0..40).any(|_| {
+            let round_trip = Some(times * ROUND_TRIP);
+            w.on_ack(0, Ack { bytes: 1024 * (every - 1), round_trip, in_use: true });
+            w.on_loss(0, ONE)
+        })
+    }
+
+    #[test]
+    fn losses_slow_it_where_they_are_many_and_packets_wait() {
+        assert!(slows(8, 3));
+        assert!(!slows(8, 1), "there is no queue");
+        assert!(!slows(25, 3), "a queue that overflows loses more");
+    }
+
+    #[test]
+    fn a_burst_of_losses_tells_even_after_much_has_arrived() {
+        let mut w = Aimd::default();
+        (0..1000).for_each(|_| round(&mut w, 0));
+        for _ in 0..2 {
+            w.on_ack(0, Ack { bytes: 1024, round_trip: Some(3 * ROUND_TRIP), in_use: true });
+        }
+        assert!(!w.on_loss(0, ONE));
+        assert!(w.on_loss(0, Loss { packets: 20, resends_all: false }));
+        assert!(!w.on_loss(0, ONE), "the count begins anew");
     }
 
     #[test]
@@ -269,7 +336,7 @@ mod tests {
         w.on_spurious();
         assert_eq!(w.window(), u64::from(FIRST));
         w.on_silence(0);
-        w.on_loss(0, true);
+        w.on_loss(0, ALL);
         w.on_spurious();
         assert_eq!(w.size.packets, SMALLEST, "something was lost");
     }

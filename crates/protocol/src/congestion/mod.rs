@@ -24,6 +24,15 @@ pub struct Ack {
     pub in_use: bool,
 }
 
+/// Packets found lost at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// How many, at least.
+    pub packets: u64,
+    /// Everything since is sent again (go-back-N).
+    pub resends_all: bool,
+}
+
 /// Window and pacing of one sender.
 pub trait CongestionControl: Debug + Send {
     /// The connection begins, with this path MTU.
@@ -38,14 +47,14 @@ pub trait CongestionControl: Debug + Send {
     /// The path is congested: a congestion notification, or a marked response, arrived.
     fn on_mark(&mut self, now: Nanos);
 
-    /// Packets were lost; `resends_all`: everything since is sent again (go-back-N). Returns whether
-    /// the sender slows down: it is then told of no other loss of the same window.
-    fn on_loss(&mut self, now: Nanos, resends_all: bool) -> bool;
+    /// Packets were lost. Returns whether the sender slows down: it is then told of no other loss of
+    /// the same window.
+    fn on_loss(&mut self, now: Nanos, loss: Loss) -> bool;
 
-    /// The peer is silent: a transport timeout, or a second probe without an answer.
+    /// The peer is silent: a transport timeout, or several probes without an answer.
     fn on_silence(&mut self, _now: Nanos) {}
 
-    /// The peer was only slow: what was taken for lost has arrived.
+    /// The peer was only slow: what was taken for lost has arrived, or nothing was lost in a silence.
     fn on_spurious(&mut self) {}
 
     /// Packets leave again after a pause of a round trip or more with nothing in flight.

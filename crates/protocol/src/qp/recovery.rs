@@ -19,6 +19,8 @@ pub(super) struct Recovery {
     pub(super) stalled_since: Option<Nanos>,
     /// Losses before this PSN have already shrunk the window.
     pub(super) recovery_point: u64,
+    /// Silence closed the window: if nothing before this PSN proves lost, it opens again.
+    pub(super) silent_before: Option<u64>,
     /// PSN and time of the last rewind, so that one loss does not cause two.
     pub(super) rewound: Option<(u64, Nanos)>,
 }

@@ -25,7 +25,7 @@ use super::rtt::Rtt;
 use super::scoreboard::Scoreboard;
 use super::wqe::Wqe;
 use super::{Host, Params, QpCounters, Transmit};
-use crate::congestion::{Ack, Aimd, CongestionControl};
+use crate::congestion::{Ack, Aimd, CongestionControl, Loss};
 use crate::timing::{self, Nanos};
 use crate::wire::{Header, Opcode, Psn, Syndrome};
 
@@ -36,6 +36,13 @@ const MAX_OUTSTANDING: u64 = (1 << 23) - 1;
 const READ_CHUNK: u64 = 128 << 10;
 /// Packets of a long message between two ACK requests, at most.
 const ACK_EVERY: u64 = 30;
+
+/// Probes without an answer before the peer counts as silent. The second probe of go-back-N sends
+/// everything again, so it comes with a small window.
+const PROBES: u32 = 1;
+/// The same with selective retransmission, where a probe is one packet: three in a row are lost by
+/// persistent congestion (RFC 9002, section 7.6), not by chance.
+const PROBES_SELECTIVE: u32 = 2;
 
 /// Outcome of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -559,9 +566,10 @@ impl Requester {
         self.arm_probe(now);
     }
 
-    fn loss(&mut self, now: Nanos) {
+    fn loss(&mut self, now: Nanos, packets: u64) {
+        self.recovery.silent_before = None;
         let is_new = self.una >= self.recovery.recovery_point;
-        if is_new && self.control.on_loss(now, self.board.is_none()) {
+        if is_new && self.control.on_loss(now, Loss { packets, resends_all: self.board.is_none() }) {
             self.recovery.recovery_point = self.sent_top;
         }
     }
@@ -661,12 +669,14 @@ impl Requester {
         } else if self.recovery.probe_at.is_some_and(|at| at <= now) {
             out.counters.probes += 1;
             self.recovery.probes += 1;
-            if self.recovery.probes > 1 && self.una >= self.recovery.recovery_point {
+            let patience = if self.board.is_some() { PROBES_SELECTIVE } else { PROBES };
+            if self.recovery.probes > patience && self.una >= self.recovery.recovery_point {
                 // Either much is lost, or the peer is descheduled and everything still sits in its
                 // buffer. Retransmitting all of it would overflow that buffer. Probe with a small
                 // window; an ACK restores it.
                 self.control.on_silence(now);
                 self.recovery.recovery_point = self.sent_top;
+                self.recovery.silent_before = Some(self.sent_top);
             }
             self.recovery.send_probe = true;
             self.arm_probe(now);

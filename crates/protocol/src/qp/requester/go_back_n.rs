@@ -52,7 +52,7 @@ impl Requester {
         if self.una == before && self.recovery.stalled(now, params) && !self.recovery.spend_retry() {
             return ResponseOutcome::Failed(Status::RetryExceeded);
         }
-        self.loss(now);
+        self.loss(now, 1);
         self.recovery.last_progress = now;
         self.recovery.rewound = Some((self.una, now));
         self.rewind();
@@ -124,7 +124,7 @@ impl Requester {
             return;
         }
         out.counters.implied_nak_seq_err += 1;
-        self.loss(now);
+        self.loss(now, 1);
         self.recovery.rewound = Some((self.una, now));
         self.rewind();
     }

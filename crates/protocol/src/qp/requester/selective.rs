@@ -122,14 +122,10 @@ impl Requester {
     }
 
     /// The probe: the oldest packet leaves again and asks for an answer, which tells what else is
-    /// missing. A later probe sends everything again, and forgets what the peer reported.
+    /// missing.
     pub(super) fn lose_for_probe(&mut self) {
         self.time_again();
         let una = self.una;
-        if self.recovery.probes > 1 {
-            self.rewind();
-            return;
-        }
         let fetch = self.fetch_of(una);
         let Some(board) = &mut self.board else { return };
         match fetch {
@@ -258,7 +254,7 @@ impl Requester {
     fn note_lost_answers(&mut self, now: Nanos, found: u64, out: &mut Out<'_>) {
         if found > 0 {
             out.counters.implied_nak_seq_err += 1;
-            self.loss(now);
+            self.loss(now, found);
         }
     }
 
@@ -301,7 +297,7 @@ impl Requester {
         }
         // The responder may discard what it has reported, as where no receive is posted.
         board.distrust(missing);
-        let mut lost = false;
+        let mut lost = 0;
         for &(start, end) in &self.fetches.requests {
             if start >= missing && !ack.has(start - missing) && board.is_overdue(start, soonest) {
                 for psn in start..end {
@@ -309,11 +305,12 @@ impl Requester {
                         board.miss(psn);
                     }
                 }
-                lost = true;
+                // The request alone is lost.
+                lost += 1;
             }
         }
-        if lost {
-            self.loss(now);
+        if lost > 0 {
+            self.loss(now, lost);
         }
         self.settle_arrivals(now, params, out);
         ResponseOutcome::Taken
@@ -409,7 +406,10 @@ impl Requester {
             self.note_progress(now, arrived, sent, params);
         }
         if found > 0 {
-            self.loss(now);
+            self.loss(now, found);
+        }
+        if self.recovery.silent_before.take_if(|end| *end <= self.una).is_some() {
+            self.control.on_spurious();
         }
         out.counters.retransmitted += std::mem::take(&mut self.resent);
     }
