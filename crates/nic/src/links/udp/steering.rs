@@ -137,8 +137,13 @@ impl Steering {
         if let Some(known) = probing.known.take()
             && probing.found == Some(known)
         {
-            self.probing = None;
-            return;
+            // The kernel picks any socket for a number past the end of the group: that answer says
+            // nothing, and every number is probed.
+            if usize::from(known) < slot::count(slot.addr()) {
+                self.probing = None;
+                return;
+            }
+            probing.found = None;
         }
         if probing.found.is_none() && probing.next <= u16::from(u8::MAX) {
             for number in (probing.next..=u16::from(u8::MAX)).take(LOT) {
