@@ -197,7 +197,7 @@ fn a_message_with_an_atomic_behind_it_is_loaded() {
     const SIZE: usize = 2000;
     let gpu = StandIn::program();
     // The calibration finds loads of this size faster, however busy the machine is.
-    gpu.set_copy_delay_us(500);
+    gpu.set_copy_delay_us(100);
     let (a, b) = pair("127.81.12.1", 4096, Mtu::Mtu4096);
     let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Window));
     gpu.set_copy_delay_us(0);
