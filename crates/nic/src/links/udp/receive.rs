@@ -9,13 +9,19 @@ use super::socket::{SockAddr, Socket};
 use crate::links::handover::{GroBurst, TAKE_BUFFER};
 use crate::links::wire_packets::LEAD;
 
-/// Buffers for merged datagrams: each as long as the longest, and together a few hundred packets a
-/// call.
-const MERGED: (usize, usize) = (4, 64 * 1024);
-/// Buffers for single packets: more of them, each longer than any packet of path MTU 4096.
-const SINGLE: (usize, usize) = (32, 8 * 1024);
-/// A datagram of at least this many bytes indicates bulk traffic: more is likely queued.
+/// Datagrams per call where the kernel merges packets: a few hundred packets.
+const MERGED: usize = 4;
+/// Datagrams per call where each is one packet.
+const SINGLE: usize = 32;
+/// Bytes of a buffer where the kernel may merge: the longest datagram. Memory that no datagram
+/// reaches is never touched.
+const MERGED_STRIDE: usize = 64 * 1024;
+/// Bytes of a buffer where it does not: more than any packet of path MTU 4096.
+const SINGLE_STRIDE: usize = 8 * 1024;
+/// A merged datagram of at least this many bytes indicates bulk traffic: more is likely queued.
 const BULK: usize = 16 * 1024;
+/// The same for a single packet, which the smallest path MTUs in use fill.
+const BULK_PACKET: usize = 1024;
 /// Words of control data: the segment size, and the byte with the congestion mark.
 const CONTROL: usize = 6;
 /// The mark in the ECN field of that byte.
@@ -24,11 +30,10 @@ const CONGESTION_EXPERIENCED: u8 = 3;
 /// Receive buffers.
 pub(super) struct UdpReceiver {
     buffer: Box<[u8]>,
-    vectors: usize,
     stride: usize,
-    /// Whether the next call asks for several: the last one found several, a long one or, with
-    /// buffers for single packets, any.
-    busy: bool,
+    /// How many datagrams the next call asks for: several, if the last one found several or a long
+    /// one. Packets of paths on which the kernel merges nothing come one by one.
+    vectors: usize,
     /// Whether the last call found nothing.
     pub(super) is_empty: bool,
     /// Datagrams longer than any packet may be.
@@ -38,10 +43,10 @@ pub(super) struct UdpReceiver {
 
 impl UdpReceiver {
     pub(super) fn new(merged: bool) -> Self {
-        let (vectors, stride) = if merged { MERGED } else { SINGLE };
-        let room = (vectors * stride).max(TAKE_BUFFER);
+        let stride = if merged { MERGED_STRIDE } else { SINGLE_STRIDE };
+        let room = (SINGLE * stride).max(TAKE_BUFFER);
         let buffer = vec![0; room].into_boxed_slice();
-        Self { buffer, vectors, stride, busy: false, is_empty: true, too_long: 0, calls: 0 }
+        Self { buffer, stride, vectors: 1, is_empty: true, too_long: 0, calls: 0 }
     }
 
     /// Room for a handover, between two calls of [`UdpReceiver::receive`].
@@ -54,10 +59,10 @@ impl UdpReceiver {
         self.calls += 1;
         // Latency-bound traffic comes one small packet at a time, and one vector is the cheapest
         // call. A full result means that more is queued.
-        if self.busy {
-            self.receive_many(socket, take);
-        } else {
-            self.receive_one(socket, take);
+        match self.vectors {
+            1 => self.receive_one(socket, take),
+            MERGED => self.receive_many::<MERGED>(socket, take),
+            _ => self.receive_many::<SINGLE>(socket, take),
         }
     }
 
@@ -79,7 +84,11 @@ impl UdpReceiver {
         let Ok(len) = usize::try_from(got) else { return };
         // A long merged datagram indicates bulk traffic; a short one is handled first.
         let Notes { segment, marked } = Notes::of(&message);
-        self.busy = len >= BULK || self.vectors == SINGLE.0;
+        self.vectors = match segment {
+            Some(_) if len >= BULK => MERGED,
+            None if len >= BULK_PACKET || self.stride == SINGLE_STRIDE => SINGLE,
+            _ => 1,
+        };
         if message.msg_flags & libc::MSG_TRUNC != 0 {
             self.too_long += 1;
         } else if let (Some((src, src_port)), Some(bytes)) = (name.get(), self.buffer.get(LEAD..LEAD + len)) {
@@ -87,34 +96,27 @@ impl UdpReceiver {
         }
     }
 
-    fn receive_many(&mut self, socket: &Socket, take: impl FnMut(GroBurst<'_>)) {
-        if self.vectors == MERGED.0 {
-            self.receive_vectors::<{ MERGED.0 }>(socket, take);
-        } else {
-            self.receive_vectors::<{ SINGLE.0 }>(socket, take);
-        }
-    }
-
-    fn receive_vectors<const N: usize>(&mut self, socket: &Socket, mut take: impl FnMut(GroBurst<'_>)) {
+    fn receive_many<const N: usize>(&mut self, socket: &Socket, mut take: impl FnMut(GroBurst<'_>)) {
         let mut names = [SockAddr::empty(); N];
         let mut controls = [[0_u64; CONTROL]; N];
         let mut parts = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; N];
         // SAFETY: mmsghdr is plain integers and pointers; zeros (null, 0) are valid.
         let mut messages: [libc::mmsghdr; N] = unsafe { mem::zeroed() };
-        for (i, room) in self.buffer.chunks_exact_mut(self.stride).take(self.vectors).enumerate() {
+        for (i, room) in self.buffer.chunks_exact_mut(self.stride).take(N).enumerate() {
             let room = &mut room[LEAD..];
             parts[i] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
             fill(&mut messages[i].msg_hdr, &mut names[i], &mut parts[i], &mut controls[i]);
         }
-        let vectors = u32::try_from(self.vectors).unwrap_or(1);
-        // SAFETY: the first `vectors` messages point at live room for names, control data and
+        let vectors = u32::try_from(N).unwrap_or(1);
+        // SAFETY: the messages point at live room for names, control data and
         // disjoint parts of the buffer; no time limit is given.
         let got = unsafe {
             libc::recvmmsg(socket.fd(), messages.as_mut_ptr(), vectors, libc::MSG_DONTWAIT, ptr::null_mut())
         };
         let got = usize::try_from(got).unwrap_or(0);
-        (self.busy, self.is_empty) = (got > 1, got == 0);
-        for i in 0..got.min(self.vectors) {
+        self.is_empty = got == 0;
+        let mut merged = false;
+        for i in 0..got.min(N) {
             let header = &messages[i].msg_hdr;
             let len = messages[i].msg_len as usize;
             if header.msg_flags & libc::MSG_TRUNC != 0 {
@@ -124,9 +126,15 @@ impl UdpReceiver {
             let at = i * self.stride + LEAD;
             if let (Some((src, src_port)), Some(bytes)) = (names[i].get(), self.buffer.get(at..at + len)) {
                 let Notes { segment, marked } = Notes::of(header);
+                merged |= segment.is_some();
                 take(GroBurst { src, src_port, ip_id: 0, segment: segment.unwrap_or(len), marked, bytes });
             }
         }
+        self.vectors = match (got, merged) {
+            (0 | 1, _) => 1,
+            (_, true) => MERGED,
+            (_, false) => SINGLE,
+        };
     }
 }
 
@@ -135,7 +143,6 @@ impl fmt::Debug for UdpReceiver {
         f.debug_struct("UdpReceiver")
             .field("vectors", &self.vectors)
             .field("stride", &self.stride)
-            .field("busy", &self.busy)
             .finish_non_exhaustive()
     }
 }
@@ -230,6 +237,30 @@ mod tests {
                 }
                 let segment = segment.map_or(100, |len| usize::try_from(len).unwrap());
                 assert_eq!(seen, [(class & 3 == 3, segment)], "{addr} {class}");
+            }
+        }
+    }
+
+    /// Single packets of a stream come many per call, with and without merging by the kernel; a small
+    /// one is taken by the cheapest call.
+    #[test]
+    fn unmerged_packets_of_a_stream_take_few_calls() {
+        let addr: IpAddr = "127.77.1.2".parse().unwrap();
+        for (port, merged) in [(47_913, true), (47_914, false)] {
+            let to = SockAddr::new(addr, port, 0);
+            let socket = Socket::new(addr).unwrap();
+            socket.bind(&to).unwrap();
+            let sender = Socket::new(addr).unwrap();
+            sender.bind(&SockAddr::new(addr, 0, 0)).unwrap();
+            let mut receiver = UdpReceiver::new(merged);
+            for _ in 0..2 {
+                (0..64).for_each(|_| sender.send_to(&[7; 1024], &to));
+                let (mut seen, before) = (0, receiver.calls);
+                while !receiver.is_empty || seen == 0 {
+                    receiver.receive(&socket, |run| seen += run.bytes.len() / 1024);
+                }
+                assert_eq!((seen, receiver.vectors), (64, 1));
+                assert!(receiver.calls - before <= 5, "{} calls", receiver.calls - before);
             }
         }
     }
