@@ -30,6 +30,8 @@ pub struct Presence {
     pub generation: u64,
     /// Bits of [`Capabilities`].
     pub capabilities: u64,
+    /// KiB of the sender's socket buffer, kernel overhead included; 0: unknown.
+    pub receive_room: u16,
 }
 
 /// What a device can do besides the standard.
@@ -56,9 +58,9 @@ impl Presence {
     /// Bytes of the packet.
     pub const LEN: usize = BODY + ICRC_LEN;
 
-    /// The answer to a request, from a device of that generation with these capabilities.
+    /// The answer to a request, from a device of that generation, capabilities and receive room.
     #[must_use]
-    pub fn answer(&self, generation: u64, capabilities: u64) -> Self {
+    pub fn answer(&self, generation: u64, capabilities: u64, receive_room: u16) -> Self {
         Self {
             is_answer: true,
             to: self.from,
@@ -67,6 +69,7 @@ impl Presence {
             nonce: self.nonce,
             generation,
             capabilities,
+            receive_room,
         }
     }
 
@@ -79,6 +82,7 @@ impl Presence {
         body[4..8].copy_from_slice(&self.to.get().to_be_bytes());
         body[12..16].copy_from_slice(&self.from.get().to_be_bytes());
         body[16] = self.version;
+        body[18..20].copy_from_slice(&self.receive_room.to_be_bytes());
         body[20..24].copy_from_slice(&self.nonce.to_be_bytes());
         body[24..32].copy_from_slice(&self.generation.to_be_bytes());
         body[32..40].copy_from_slice(&self.capabilities.to_be_bytes());
@@ -107,6 +111,7 @@ impl Presence {
             nonce: word(20),
             generation: long(24),
             capabilities: long(32),
+            receive_room: u16::from_be_bytes([body[18], body[19]]),
         })
     }
 }
@@ -125,12 +130,13 @@ mod tests {
             nonce: 0x89ab_cdef,
             generation: 0x0123_4567_89ab_cdef,
             capabilities: Capabilities::OURS,
+            receive_room: 4096,
         }
     }
 
     #[test]
     fn it_is_read_as_it_was_written_and_is_nothing_else() {
-        for presence in [request(), request().answer(77, Capabilities::KEEP_ALIVE)] {
+        for presence in [request(), request().answer(77, Capabilities::KEEP_ALIVE, 416)] {
             let mut packet = [0xee; Presence::LEN];
             presence.emit(&mut packet);
             assert_eq!(Presence::parse(&packet), Some(presence));
@@ -143,7 +149,7 @@ mod tests {
             packet[4] = 1;
             assert_eq!(Presence::parse(&packet), None);
         }
-        let answer = request().answer(77, Capabilities::KEEP_ALIVE);
+        let answer = request().answer(77, Capabilities::KEEP_ALIVE, 416);
         assert_eq!((answer.to, answer.from, answer.nonce), (request().from, request().to, request().nonce));
     }
 

@@ -190,7 +190,7 @@ impl Engine {
             copy_waits: CopyWaits::default(),
             account: Account::default(),
             overflow: OverflowCursor { known: overflows.count(), shared: overflows },
-            presences: Presences::new(presence),
+            presences: Presences::new(presence, link.receive_room()),
             path_probes: PathProbes::default(),
             groups: Groups::new(),
         };

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes in flight to one socket. Small enough to stay in the receiver's cache and buffer, large
 /// enough for five full segmented sends.
 const BUDGET: u64 = 340 << 10;
-/// The upper limit for a socket of this host whose buffer has more room: the receiver may be busy
-/// with something else for as long as the five sends of `BUDGET` take. (NCCL's send and receive of
+/// The upper limit for a socket that is known to have more room: the receiver may be busy with
+/// something else for as long as the five sends of `BUDGET` take. (NCCL's send and receive of
 /// 64 MiB over UDP on an H200: 32 ms instead of 46.)
 const ROOMY_BUDGET: u64 = 1360 << 10;
 /// The same for an unreliable service. The kernel frees buffer space late and by quarters, and
@@ -121,12 +121,17 @@ impl NetworkPaths {
         PathIndex(at)
     }
 
-    /// The destination is a socket of this host with so many bytes of kernel buffer, a fifth of
-    /// them for kernel overhead.
-    pub(crate) fn ends_here(&mut self, path: PathIndex, room: u64) {
+    /// The destination's socket has so many bytes of kernel buffer, a fifth of them for kernel
+    /// overhead.
+    pub(crate) fn set_receive_room(&mut self, path: PathIndex, room: u64) {
         self.paths[path.0].usual = (room / 5 * 4).clamp(BUDGET, ROOMY_BUDGET);
-        self.paths[path.0].ends_here = true;
         self.paths[path.0].set_budget();
+    }
+
+    /// The destination is a socket of this host, with as much room as our own.
+    pub(crate) fn ends_here(&mut self, path: PathIndex, room: u64) {
+        self.paths[path.0].ends_here = true;
+        self.set_receive_room(path, room);
     }
 
     /// Leaves the path; `reliable` as in [`join`](Self::join). The caller first returns what is

@@ -232,7 +232,6 @@ impl Core {
     /// Sends the requests whose time has come.
     #[cold]
     pub(crate) fn advance_path_probes(&mut self, now: Nanos) {
-        let (generation, capabilities) = (self.presences.generation(), self.presences.capabilities());
         let PathProbes { probes, requests } = &mut self.path_probes;
         let mut next: Option<Nanos> = None;
         for probe in probes.iter_mut().filter(|probe| probe.result == PathMtu::Probing) {
@@ -240,15 +239,7 @@ impl Core {
                 if !probe.step(now) {
                     continue;
                 }
-                let request = |nonce| Presence {
-                    is_answer: false,
-                    to: probe.theirs,
-                    from: probe.ours,
-                    version: Presence::VERSION,
-                    nonce,
-                    generation,
-                    capabilities,
-                };
+                let request = |nonce| self.presences.request(probe.theirs, probe.ours, nonce);
                 let long = HEADERS + probe.mtu.bytes() as usize + ICRC_LEN;
                 // The last leaves first: a long packet must not follow a short one in a GSO send.
                 let (short_nonce, long_nonce) = probe.nonces();

@@ -82,6 +82,8 @@ pub(crate) struct Presences {
     interval: Option<Nanos>,
     selective: bool,
     generation: u64,
+    /// KiB of this device's socket buffer.
+    receive_room: u16,
     peers: HashMap<PeerName, KnownPeer>,
     answers: Vec<(IpAddr, Presence)>,
     requests: Vec<(IpAddr, Presence)>,
@@ -90,13 +92,14 @@ pub(crate) struct Presences {
 }
 
 impl Presences {
-    pub(crate) fn new(config: PresenceConfig) -> Self {
+    pub(crate) fn new(config: PresenceConfig, receive_room: u64) -> Self {
         let interval =
             config.keep_alive.map(|interval| Nanos::try_from(interval.as_nanos()).unwrap_or(Nanos::MAX / 8));
         Self {
             interval,
             selective: config.selective,
             generation: u64::from(random_u32()) << 32 | u64::from(random_u32()),
+            receive_room: u16::try_from(receive_room >> 10).unwrap_or(u16::MAX),
             peers: HashMap::new(),
             answers: Vec::new(),
             requests: Vec::new(),
@@ -109,12 +112,21 @@ impl Presences {
         self.selective
     }
 
-    /// Of this opening of the device.
-    pub(crate) const fn generation(&self) -> u64 {
-        self.generation
+    /// A request from this device.
+    pub(crate) const fn request(&self, to: Qpn, from: Qpn, nonce: u32) -> Presence {
+        Presence {
+            is_answer: false,
+            to,
+            from,
+            version: Presence::VERSION,
+            nonce,
+            generation: self.generation,
+            capabilities: self.capabilities(),
+            receive_room: self.receive_room,
+        }
     }
 
-    pub(crate) const fn capabilities(&self) -> u64 {
+    const fn capabilities(&self) -> u64 {
         if self.selective { Capabilities::OURS } else { Capabilities::OURS & !Capabilities::SELECTIVE }
     }
 
@@ -191,7 +203,6 @@ impl Core {
         let seen = self.distant_peers();
         self.presences.peers.retain(|name, _| seen.contains_key(name));
         let mut lost = Vec::new();
-        let (generation, capabilities) = (self.presences.generation, self.presences.capabilities());
         let interval = self.presences.interval;
         let mut next: Option<Nanos> = None;
         for (name, Seen { ours, theirs, heard }) in seen {
@@ -227,15 +238,8 @@ impl Core {
             peer.next_at = Some(again);
             peer.asked += 1;
             next = Some(next.map_or(again, |next| next.min(again)));
-            let request = Presence {
-                is_answer: false,
-                to: theirs,
-                from: ours,
-                version: Presence::VERSION,
-                nonce: peer.nonce,
-                generation,
-                capabilities,
-            };
+            let nonce = peer.nonce;
+            let request = self.presences.request(theirs, ours, nonce);
             self.presences.requests.push((name.0, request));
         }
         for name in lost {
@@ -288,7 +292,8 @@ impl Core {
                 }
             }
             if self.presences.answers.len() < MAX_ANSWERS {
-                let answer = presence.answer(self.presences.generation, self.presences.capabilities());
+                let Presences { generation, receive_room, .. } = self.presences;
+                let answer = presence.answer(generation, self.presences.capabilities(), receive_room);
                 self.presences.answers.push((from, answer));
             }
             return true;
@@ -314,8 +319,14 @@ impl Core {
                     entry.ends_at = Some(now);
                     stale = true;
                 }
-            } else if has_resources {
+                continue;
+            }
+            if has_resources {
                 entry.qp.set_peer_resources(RESPONDER_RESOURCES);
+            }
+            // Earlier versions tell none.
+            if let Some(path) = entry.schedule.path.filter(|_| presence.receive_room > 0) {
+                self.paths.set_receive_room(path, u64::from(presence.receive_room) << 10);
             }
         }
         if is_selective {
