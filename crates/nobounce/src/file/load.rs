@@ -10,10 +10,6 @@ use super::error::FileError;
 use super::open::{Direct, File};
 use super::pieces::Piece;
 
-/// Threads that read at the same time: on an H200 machine they took 1.08 to 1.19 of the bandwidth of
-/// four threads that only read with `O_DIRECT` (`nobounce bench --files`).
-pub(super) const READERS: usize = 4;
-
 /// A file that a long read takes pieces of.
 pub(super) struct Source<'a> {
     file: &'a File,

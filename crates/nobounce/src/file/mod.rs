@@ -4,22 +4,22 @@
 //!
 //! | path | when |
 //! |---|---|
-//! | `window` | memory with a window: threads store through BAR1, from the page cache or from buffers that were read past it |
-//! | `staged` | memory without one: threads fill pinned buffers, and the copy engine places them |
+//! | `window` | memory with a window: threads store through BAR1 from the page cache |
+//! | `staged` | pieces of long reads that are not in the page cache, and memory without a window: threads fill pinned buffers, and the copy engine places them |
 //!
-//! Pieces of long reads that are not in the page cache are read past it (`O_DIRECT`).
-//! [`Require::Direct`] excludes the second path.
+//! Pieces that are not in the page cache are read past it (`O_DIRECT`). [`Require::Direct`] excludes
+//! the second path.
 
 mod error;
 mod load;
 #[allow(unsafe_code)] // the caller promises what it says about memory
 mod local;
+mod long;
 mod open;
 mod pieces;
 mod queue;
 mod read;
 mod report;
-mod staged;
 mod windowed;
 mod write;
 

@@ -8,9 +8,11 @@ use nobounce_memory::path::{Mechanism, Reason, Require};
 
 use super::FileOptions;
 use super::error::FileError;
+use super::long::LongRead;
 use super::open::File;
+use super::pieces::PIECE;
 use super::report::FileReport;
-use super::{staged, windowed};
+use super::windowed::CacheWindow;
 use crate::region::{Region, RegionPlace};
 
 impl Region {
@@ -76,6 +78,9 @@ fn truncated(file: &File, end: u64) -> Option<FileError> {
     Some(FileError::Truncated { name: file.name().to_owned(), size })
 }
 
+/// Why bytes of a file are staged for memory that has a window.
+const NOT_CACHED: &str = "not in the page cache: read past it into pinned memory";
+
 struct GpuRead<'a> {
     memory: &'a GpuMemory,
     file: &'a File,
@@ -84,17 +89,31 @@ struct GpuRead<'a> {
 
 impl GpuRead<'_> {
     fn run(&self, offset: u64, range: Range<usize>, report: &mut FileReport) -> Result<(), FileError> {
-        if let Some(window) = self.memory.window() {
-            windowed::read(window, self.file, offset, range.clone())?;
-            report.count(Mechanism::Window, range.len());
+        let (len, direct) = (range.len(), self.require == Require::Direct);
+        let Some(window) = self.memory.window() else {
+            let reason = self.no_window();
+            if direct {
+                return Err(FileError::NotDirect { name: self.file.name().to_owned(), reason });
+            }
+            let staged = LongRead::new(self.memory, self.file, None, offset, range).run()?;
+            report.count_staged(&reason, staged);
+            return Ok(());
+        };
+        if len == 0 {
             return Ok(());
         }
-        let reason = self.no_window();
-        if self.require == Require::Direct {
-            return Err(FileError::NotDirect { name: self.file.name().to_owned(), reason });
-        }
-        report.count_staged(&reason, range.len());
-        staged::read(self.memory, self.file, offset, range)
+        let window = CacheWindow::new(window, self.file, offset, len)?;
+        let staged = if len > PIECE {
+            let read = LongRead::new(self.memory, self.file, Some(window), offset, range);
+            if direct { read.only_window().run()? } else { read.run()? }
+        } else {
+            window.store(range.start, offset, len)?;
+            window.finish()?;
+            0
+        };
+        report.count(Mechanism::Window, len - staged);
+        report.count_staged(&Reason::new(NOT_CACHED), staged);
+        Ok(())
     }
 
     fn no_window(&self) -> Reason {

@@ -42,8 +42,10 @@ impl FileReport {
     }
 
     pub(super) fn count_staged(&mut self, reason: &Reason, bytes: usize) {
-        self.paths.staged.bytes += bytes as u64;
-        add(&mut self.staged, reason, bytes as u64);
+        if bytes > 0 {
+            self.paths.staged.bytes += bytes as u64;
+            add(&mut self.staged, reason, bytes as u64);
+        }
     }
 
     /// Counts the operation, once for each path that it took, and adds it to the process's counters.
