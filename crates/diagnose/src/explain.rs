@@ -251,6 +251,8 @@ explanations! {
     "One of several adapters of a model negotiated a lower rate, or lost lanes: a bad cable, or a switch port set to another speed.";
     "port-unread", "State or rate of a port could not be read",
     "/sys/class/infiniband/*/ports/* could not be read. Try ibv_devinfo.";
+    "port-width", "An InfiniBand link runs with fewer lanes than its ends support",
+    "doctor reads the PortInfo attribute of both ends of the link by management datagrams (/dev/infiniband/umad*, usually as root): widths that are supported, enabled and active. A link that runs with fewer lanes than both ends enable has a bad cable, transceiver or port. An end that supports a width and does not enable it is a setting: ibportstate changes LinkWidthEnabled, and a reset of the port trains the link again. A port of a switch that is split in two supports two lanes only: such a link is complete.\nManual check: sudo ibportstate -D 0 1 query, and for the other end sudo ibportstate -D 0,1 PORT query.";
     "rails-one-subnet", "Several rails share an IPv4 subnet",
     "With two interfaces in one subnet Linux answers ARP requests on either for both addresses, and sends through the first route. RoCE connections of the second adapter then reach the first one's port, or time out (ibv_modify_qp, 110). Give each rail its own subnet, or set arp_ignore and arp_announce and a routing table for each interface.";
     "rccl-peermem", "RCCL does not detect peer memory",

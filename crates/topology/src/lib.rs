@@ -29,6 +29,7 @@ pub mod facts;
 pub mod gpudirect;
 pub mod iommu;
 pub mod machines;
+pub mod mad;
 pub mod methods;
 pub mod nearest;
 pub mod platform;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use nobounce_topology::facts::{Facts, Probe, Read};
 use nobounce_topology::sysfs::{self, Root, Surroundings};
 
-use super::{cuda, flow_control, nvml};
+use super::{cuda, flow_control, nvml, umad};
 
 /// Bytes to lock, to test whether the locked-memory limit is effective.
 const LOCKED: usize = 72 << 20;
@@ -56,6 +56,9 @@ pub(super) fn gather(root: &Root, probe: bool) -> anyhow::Result<Facts> {
         facts.process.mlock_probe = Read::Yes(try_lock());
     }
     flow_control::fill(&mut facts);
+    if probe {
+        umad::fill(&mut facts, root);
+    }
     nvml::fill(&mut facts);
     cuda::fill(&mut facts, probe);
     Ok(facts)

@@ -12,6 +12,7 @@ mod program;
 mod prove;
 mod storage;
 mod storage_prove;
+mod umad;
 mod verbs;
 
 use std::io::{IsTerminal, Read as _, Write};

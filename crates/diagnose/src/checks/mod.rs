@@ -20,18 +20,20 @@ mod registration;
 mod settings;
 pub(crate) mod storage;
 mod ucx_env;
+mod width;
 
 use crate::finding::Finding;
 use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 15] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 16] = [
         driver::check,
         registration::check,
         gpu::check,
         process::check,
         port::check,
+        width::check,
         gid::check,
         pcie::check,
         iommu::check,

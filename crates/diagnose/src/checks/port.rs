@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::width::{self, Width};
 use super::{each, list};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
@@ -48,7 +49,7 @@ fn layers(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     );
 }
 
-fn hardware<'a>(analysis: &Analysis<'a>) -> impl Iterator<Item = (&'a Nic, &'a Port)> {
+pub(super) fn hardware<'a>(analysis: &Analysis<'a>) -> impl Iterator<Item = (&'a Nic, &'a Port)> {
     analysis
         .facts
         .nics
@@ -57,7 +58,7 @@ fn hardware<'a>(analysis: &Analysis<'a>) -> impl Iterator<Item = (&'a Nic, &'a P
         .flat_map(|nic| nic.ports.iter().map(move |port| (nic, port)))
 }
 
-fn name(nic: &Nic, port: &Port) -> String {
+pub(super) fn name(nic: &Nic, port: &Port) -> String {
     if nic.ports.len() > 1 { format!("{}:{}", nic.name, port.number) } else { nic.name.clone() }
 }
 
@@ -213,7 +214,12 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         {
             below.push((nic, port, rate, most, fast_slot));
         }
-        if rate < sibling * 0.99 || has_lost_lanes(port, rate) {
+        let width = width::of(port);
+        // Findings of their own, which name the cause.
+        if matches!(width, Width::Lost(_) | Width::Set { .. }) && !port.is_ethernet() {
+            continue;
+        }
+        if rate < sibling * 0.99 || (width == Width::Unknown && has_lost_lanes(port)) {
             slow.push((nic, port, rate, sibling));
         }
     }
@@ -296,16 +302,17 @@ fn netdevs<'a>(ports: impl Iterator<Item = (&'a Nic, &'a Port)>) -> Vec<String> 
 }
 
 /// What mlxlink takes: PCI addresses.
-fn pci_addresses<'a>(nics: impl Iterator<Item = &'a Nic>) -> Vec<String> {
+pub(super) fn pci_addresses<'a>(nics: impl Iterator<Item = &'a Nic>) -> Vec<String> {
     nics.map(|nic| nic.address.clone().unwrap_or_else(|| nic.name.clone())).collect()
 }
 
 /// Whether an InfiniBand link runs with fewer lanes than ports of its speed have: four, or two
 /// since HDR, where switches split a port (HDR100, NDR200).
-fn has_lost_lanes(port: &Port, rate: f64) -> bool {
+pub(super) fn has_lost_lanes(port: &Port) -> bool {
     /// Gb/s of one lane of HDR.
     const HDR: f64 = 50.0;
     let Some(lanes) = port.lanes.filter(|_| !port.is_ethernet()) else { return false };
+    let Some(rate) = port.rate_gbps.get() else { return false };
     let split = rate / f64::from(lanes.max(1)) >= HDR * 0.99;
     lanes < if split { 2 } else { 4 }
 }

@@ -6,6 +6,7 @@
 mod blame;
 mod gpu;
 mod kernel;
+mod link_end;
 mod machine;
 mod nic;
 mod order;
@@ -24,6 +25,7 @@ use crate::clean;
 pub use gpu::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
 pub use kernel::{Kernel, Module, NvidiaModule};
 pub use kernel::{NO_FOLDER, version_pair};
+pub use link_end::LinkEnd;
 pub use machine::{Cpu, Machine, NumaNode};
 pub use nic::{Gid, Netdev, Nic, Port};
 pub use pci::{Acs, Bar, ConfigSpace, Iommu, Link, PciDevice};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Probe, Read};
+use super::{LinkEnd, Probe, Read};
 
 /// One RDMA adapter.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -60,6 +60,12 @@ pub struct Port {
     /// Lanes of the network link, as `rate` says it: `4X`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lanes: Option<u32>,
+    /// This end of an InfiniBand link, by management datagrams.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub own_end: Read<LinkEnd>,
+    /// The other end of it.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub peer_end: Read<LinkEnd>,
     /// Largest RDMA packet, in bytes, as agreed with the switch or derived from the interface.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub active_mtu: Read<u32>,

@@ -74,6 +74,20 @@ fn uverbs_of(root: &Root, name: &str) -> Option<String> {
         .find(|uverbs| root.text(&format!("{class}/{uverbs}/ibdev")).is_ok_and(|device| device == name))
 }
 
+/// The device file that takes management datagrams of a port: `/dev/infiniband/umad0`.
+#[must_use]
+pub fn umad(root: &Root, nic: &str, port: u32) -> Option<String> {
+    let class = "/sys/class/infiniband_mad";
+    let is_its = |name: &String| {
+        let file = |attribute: &str| root.text(&format!("{class}/{name}/{attribute}"));
+        // Beside each `umad` there is an `issm` with the same attributes.
+        name.starts_with("umad")
+            && file("ibdev").is_ok_and(|device| device == nic)
+            && file("port").is_ok_and(|number| number == port.to_string())
+    };
+    root.names(class).ok()?.into_iter().find(is_its).map(|name| format!("/dev/infiniband/{name}"))
+}
+
 fn port(root: &Root, folder: &str, number: u32) -> Port {
     let file = |name: &str| format!("{folder}/ports/{number}/{name}");
     // `4: ACTIVE`, `5: LinkUp`.
@@ -122,6 +136,8 @@ fn port(root: &Root, folder: &str, number: u32) -> Port {
             Err(error) => Read::no(error.to_string()),
         },
         lanes,
+        own_end: Read::default(),
+        peer_end: Read::default(),
         active_mtu,
         netdev,
         gids,
@@ -239,6 +255,24 @@ mod tests {
         assert_eq!(subnets(table, "eth0"), ["10.0.0.0/24"]);
         assert_eq!(subnets(table, "eth1"), ["192.168.16.0/20"]);
         assert_eq!(subnets("", "eth0"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn management_datagrams_go_to_the_file_of_the_port() {
+        let folder = std::env::temp_dir().join(format!("nobounce-umad-{}", std::process::id()));
+        for (name, device, port) in
+            [("issm1", "mlx5_1", 1), ("umad0", "mlx5_0", 1), ("umad1", "mlx5_1", 1), ("umad2", "mlx5_1", 2)]
+        {
+            let class = folder.join("sys/class/infiniband_mad").join(name);
+            std::fs::create_dir_all(&class).unwrap();
+            std::fs::write(class.join("ibdev"), format!("{device}\n")).unwrap();
+            std::fs::write(class.join("port"), format!("{port}\n")).unwrap();
+        }
+        let root = Root::new(&folder);
+        assert_eq!(umad(&root, "mlx5_1", 1).as_deref(), Some("/dev/infiniband/umad1"));
+        assert_eq!(umad(&root, "mlx5_1", 2).as_deref(), Some("/dev/infiniband/umad2"));
+        assert_eq!((umad(&root, "mlx5_2", 1), umad(&root, "mlx5_0", 2)), (None, None));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

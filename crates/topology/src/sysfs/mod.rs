@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use crate::facts::{Facts, Libraries, Read};
 
 pub use config_fuzz::parse_config_space;
+pub use infiniband::umad;
 pub use root::Root;
 pub use settings::{matters, nccl_versions_in};
 pub use storage::storage;
