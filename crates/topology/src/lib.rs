@@ -32,6 +32,7 @@ pub mod machines;
 pub mod mad;
 pub mod methods;
 pub mod nearest;
+pub mod netlink;
 pub mod platform;
 pub mod sysfs;
 pub mod tree;

@@ -1,10 +1,10 @@
 //! Priority flow control (PFC) of an interface, by netlink without privilege.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::Duration;
 
 use nobounce_topology::facts::{Facts, Read};
+
+use super::netlink;
 
 /// `RTM_GETDCB`, with its command `DCB_CMD_IEEE_GET`.
 const GET_DCB: u16 = 78;
@@ -16,8 +16,6 @@ const IEEE_PFC: u16 = 2;
 const HEADER: usize = 16;
 /// The header of this family behind the common one.
 const DCB_HEADER: usize = 4;
-/// How long the kernel may take; it answers at once.
-const TOOL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Fills in whether flow control is on, for every interface of an adapter.
 pub(super) fn fill(facts: &mut Facts) {
@@ -32,40 +30,7 @@ pub(super) fn fill(facts: &mut Facts) {
 
 /// The priorities with flow control, a bit for each.
 fn ask(interface: &str) -> io::Result<u8> {
-    // SAFETY: makes a descriptor; no memory is given.
-    let fd =
-        unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just created and has no other owner.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let timeout = libc::timeval { tv_sec: 0, tv_usec: TOOL_TIMEOUT.subsec_micros().into() };
-    let length = libc::socklen_t::try_from(size_of_val(&timeout)).map_err(io::Error::other)?;
-    // SAFETY: the option is a `timeval`, and lives during the call.
-    let set = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVTIMEO,
-            (&raw const timeout).cast(),
-            length,
-        )
-    };
-    if set != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let question = question(interface)?;
-    // SAFETY: the bytes live during the call; without an address the kernel is meant.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), question.as_ptr().cast(), question.len(), 0) };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut answer = [0_u8; 8192];
-    // SAFETY: the buffer is as long as we say.
-    let received = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
-    let Ok(received) = usize::try_from(received) else { return Err(io::Error::last_os_error()) };
-    read(answer.get(..received).unwrap_or_default())
+    read(&netlink::exchange(&question(interface)?)?)
 }
 
 fn question(interface: &str) -> io::Result<Vec<u8>> {

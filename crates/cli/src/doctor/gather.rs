@@ -6,7 +6,7 @@ use anyhow::Context;
 use nobounce_topology::facts::{Facts, Probe, Read};
 use nobounce_topology::sysfs::{self, Root, Surroundings};
 
-use super::{cuda, flow_control, nvml, umad};
+use super::{cuda, flow_control, nvml, routes, umad};
 
 /// Bytes to lock, to test whether the locked-memory limit is effective.
 const LOCKED: usize = 72 << 20;
@@ -56,6 +56,7 @@ pub(super) fn gather(root: &Root, probe: bool) -> anyhow::Result<Facts> {
         facts.process.mlock_probe = Read::Yes(try_lock());
     }
     flow_control::fill(&mut facts);
+    routes::fill(&mut facts, root);
     if probe {
         umad::fill(&mut facts, root);
     }

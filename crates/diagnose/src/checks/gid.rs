@@ -1,7 +1,5 @@
 //! RoCE addresses: the entries of the GID table, and the one that programs will use.
 
-use std::collections::BTreeMap;
-
 use super::list;
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
@@ -69,28 +67,6 @@ fn tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     ipv6_only(analysis, &all, found);
     tables_with_holes(&all, found);
     unread_tables(analysis, found);
-    one_subnet(analysis, found);
-}
-
-/// Several rails in one subnet: the kernel answers and routes for all of them through one.
-fn one_subnet(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
-    let mut rails: BTreeMap<&str, Vec<&Nic>> = BTreeMap::new();
-    for (nic, port, _) in tables_of(analysis) {
-        let subnets = port.netdev.iter().filter_map(|netdev| netdev.subnets.known()).flatten();
-        for subnet in subnets {
-            rails.entry(subnet).or_default().push(nic);
-        }
-    }
-    let Some((subnet, nics)) = rails.iter().find(|(_, nics)| nics.len() > 1) else { return };
-    let names: Vec<_> = nics.iter().map(|nic| nic.name.clone()).collect();
-    found.push(
-        Finding::new("rails-one-subnet", Severity::Info, format!("{} are in one subnet", list(&names)))
-            .why("By default Linux answers ARP for every address on every interface, and sends by the first route: connections of one rail use another, or time out in ibv_modify_qp. Works if the network is one switched segment and ARP is set up for it.")
-            .seen("/proc/net/route", format!("{subnet} on {}", list(&names)))
-            .fix("give each rail a subnet of its own, or `sudo sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`   (and a routing table for each interface)")
-            .root()
-            .on(names),
-    );
 }
 
 /// Tables name their adapters, in the same order.

@@ -16,6 +16,7 @@ mod peer_module;
 mod place;
 mod port;
 mod process;
+mod rails;
 mod registration;
 mod settings;
 pub(crate) mod storage;
@@ -27,7 +28,7 @@ use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 16] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 17] = [
         driver::check,
         registration::check,
         gpu::check,
@@ -35,6 +36,7 @@ pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
         port::check,
         width::check,
         gid::check,
+        rails::check,
         pcie::check,
         iommu::check,
         place::check,

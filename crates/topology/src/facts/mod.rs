@@ -5,6 +5,7 @@
 
 mod blame;
 mod gpu;
+mod ip;
 mod kernel;
 mod link_end;
 mod machine;
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::clean;
 
 pub use gpu::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
+pub use ip::IpSettings;
 pub use kernel::{Kernel, Module, NvidiaModule};
 pub use kernel::{NO_FOLDER, version_pair};
 pub use link_end::LinkEnd;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LinkEnd, Probe, Read};
+use super::{IpSettings, LinkEnd, Probe, Read};
 
 /// One RDMA adapter.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -111,6 +111,15 @@ pub struct Netdev {
     /// IPv4 subnets that are reached through it without a router: `10.0.0.0/24`.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub subnets: Read<Vec<String>>,
+    /// ARP and the reverse-path filter.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub ip: Read<IpSettings>,
+    /// The interface by which the kernel sends from an address of this one to its own subnet.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub sends_by: Read<String>,
+    /// Whether a route with a gateway leaves by it.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub gateway: Read<bool>,
 }
 
 /// An entry of the GID table.
@@ -135,6 +144,12 @@ impl Gid {
     pub fn is_ipv4(&self) -> bool {
         let value = self.value.to_ascii_lowercase();
         value.starts_with("0000:0000:0000:0000:0000:ffff:") || value.starts_with("::ffff:")
+    }
+
+    /// The IPv4 address in it.
+    #[must_use]
+    pub fn ipv4(&self) -> Option<std::net::Ipv4Addr> {
+        self.value.parse::<std::net::Ipv6Addr>().ok()?.to_ipv4_mapped()
     }
 
     /// A link-local address: it is not routed, and in containers often the only one.

@@ -19,6 +19,12 @@ impl Facts {
         for port in self.nics.iter_mut().flat_map(|nic| &mut nic.ports) {
             if let Some(netdev) = &mut port.netdev {
                 rename(&mut netdev.name);
+                if let Read::Yes(interface) = &mut netdev.sends_by {
+                    rename(interface);
+                }
+                if let Some(unread) = netdev.ip.unread_mut() {
+                    *unread = "it cannot be read".to_owned();
+                }
                 if let Read::Yes(list) = &mut netdev.subnets {
                     for subnet in list {
                         let known = subnets.iter().position(|known| known == subnet);
@@ -26,7 +32,9 @@ impl Facts {
                             subnets.push(subnet.clone());
                             subnets.len() - 1
                         });
-                        *subnet = format!("subnet{at}");
+                        // The length of a prefix names nothing, and checks read it.
+                        let length = subnet.split_once('/').map_or("", |(_, length)| length);
+                        *subnet = format!("subnet{at}/{length}");
                     }
                 }
             }

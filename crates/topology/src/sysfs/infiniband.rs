@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Root;
 use super::pci::is_address;
+use super::{Root, ip};
 use crate::facts::{Gid, Netdev, Nic, Port, Read};
 
 const CLASS: &str = "/sys/class/infiniband";
@@ -194,39 +194,21 @@ fn netdev(root: &Root, name: String) -> Netdev {
             root.text(&format!("{folder}/ecn/{kind}/enable/{name}")).is_ok_and(|text| text == "1")
         }))
     };
+    let routes = root.text("/proc/net/route");
     Netdev {
         mtu: root.number(&format!("{folder}/mtu")).into(),
         up: root.text(&format!("{folder}/operstate")).map(|state| state == "up").into(),
         pfc: Read::default(),
         ecn: any("roce_np").map_or_else(Read::default, Read::Yes),
         // A table that is not there says as much as one that was not looked at.
-        subnets: root
-            .text("/proc/net/route")
-            .map_or_else(|_| Read::default(), |table| Read::Yes(subnets(&table, &name))),
+        subnets: routes
+            .as_deref()
+            .map_or_else(|_| Read::default(), |table| Read::Yes(ip::subnets(table, &name))),
+        ip: ip::settings(root, &name),
+        sends_by: Read::default(),
+        gateway: routes.as_deref().map_or_else(|_| Read::default(), |table| ip::gateway(table, &name)),
         name,
     }
-}
-
-/// Subnets of an interface in the kernel's table of IPv4 routes: those without a gateway. Numbers
-/// are hexadecimal, in the order of bytes of a little-endian machine.
-fn subnets(table: &str, name: &str) -> Vec<String> {
-    const DIRECT: &str = "00000000";
-    let number = |text: &str| u32::from_str_radix(text, 16).ok().map(u32::swap_bytes);
-    let mut found: Vec<String> = table
-        .lines()
-        .skip(1)
-        .filter_map(|line| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let (&interface, &to, &gateway, &mask) =
-                (words.first()?, words.get(1)?, words.get(2)?, words.get(7)?);
-            let direct = interface == name && gateway == DIRECT && to != DIRECT;
-            let to = std::net::Ipv4Addr::from(number(to)?);
-            direct.then_some(format!("{to}/{}", number(mask)?.leading_ones()))
-        })
-        .collect();
-    found.sort();
-    found.dedup();
-    found
 }
 
 fn counters(root: &Root, port: &str) -> BTreeMap<String, u64> {
@@ -245,17 +227,6 @@ fn counters(root: &Root, port: &str) -> BTreeMap<String, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn subnets_are_routes_without_a_gateway() {
-        let table = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
-                     eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
-                     eth0\t0000000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n\
-                     eth1\t0010A8C0\t00000000\t0001\t0\t0\t100\t00F0FFFF\t0\t0\t0\n";
-        assert_eq!(subnets(table, "eth0"), ["10.0.0.0/24"]);
-        assert_eq!(subnets(table, "eth1"), ["192.168.16.0/20"]);
-        assert_eq!(subnets("", "eth0"), Vec::<String>::new());
-    }
 
     #[test]
     fn management_datagrams_go_to_the_file_of_the_port() {

@@ -7,6 +7,7 @@
 mod config_space;
 pub mod gzip;
 mod infiniband;
+mod ip;
 mod kernel;
 mod machine;
 pub mod pci;
@@ -21,6 +22,7 @@ use crate::facts::{Facts, Libraries, Read};
 
 pub use config_fuzz::parse_config_space;
 pub use infiniband::umad;
+pub use ip::destinations;
 pub use root::Root;
 pub use settings::{matters, nccl_versions_in};
 pub use storage::storage;
