@@ -95,6 +95,8 @@ explanations! {
     "To save power, idle GPUs lower the PCIe speed (performance states above P2) and restore it under load. Check again while a program uses the GPU: if the speed stays low, the link is degraded.";
     "gpu-passed-through", "The GPU is passed through to a virtual machine",
     "vfio-pci is bound to it: a guest uses it. Programs on the host do not see it.";
+    "gpu-peers", "GPUs without peer access to each other",
+    "NVML tells for each pair of GPUs whether they read and write each other's memory over NVLink or PCIe. Without it NCCL uses shared host memory between them, and CUDA IPC copies through the host. GeForce cards since the 40 series have none. Elsewhere the chipset, different I/O hubs, a hypervisor or a key of the driver is the reason. Facts without an answer leave it unknown.\nManual check: nvidia-smi topo -p2p rw.";
     "gpu-too-old", "The GPU is older than Turing",
     "Only the open kernel module exports dma-bufs, and it supports Turing (compute capability 7.5) and newer. Pascal and Volta need nvidia_peermem with the closed module.";
     "gpu-unread", "The GPU's CUDA attributes could not be read",
@@ -197,6 +199,8 @@ explanations! {
     "ib_uverbs is not loaded: user-space programs cannot use the adapter.";
     "no-window", "The CPU has no window onto GPU memory",
     "nobounce stores received bytes into GPU memory through BAR1. It tries mmap of a dma-buf, the resource manager's mapping, and gdrdrv; none works here. The copy engine then moves the bytes.";
+    "nodes-per-socket", "GPU and adapter are on two memory nodes of one socket",
+    "The firmware of AMD processors divides a socket into one, two or four memory nodes (NPS), that of Intel into sub-NUMA clusters (SNC). Devices on two nodes of one socket are near each other, but their memory nodes differ: NCCL counts SYS and stages. NPS1 makes one node of each socket; NCCL_NET_GDR_LEVEL=SYS lifts the limit for all pairs, those across sockets too.\nManual check: lscpu shows the number of sockets and of NUMA nodes.";
     "not-in-tree", "A device is missing in the PCI tree",
     "NVML or verbs report a device that /sys/bus/pci does not show, as in some sandboxes. Distances, ACS and links cannot be checked.";
     "numa-unknown", "The memory node of a device is unknown",

@@ -26,6 +26,8 @@ pub struct Pair<'a> {
     pub nic: &'a Nic,
     /// How far apart they are, where that is known.
     pub distance: Option<Distance>,
+    /// Whether they are known to be on one socket, perhaps on two of its memory nodes.
+    pub one_socket: bool,
     /// Ports on the way.
     pub bridges: Vec<&'a str>,
     /// Whether the GPU's driver exports dma-bufs.
@@ -130,6 +132,7 @@ impl<'a> Pair<'a> {
         let (distance, bridges) = way.map_or((None, Vec::new()), |(distance, between)| {
             (distance, between.ports.iter().map(|port| port.address.as_str()).collect())
         });
+        let one_socket = nic.address.as_deref().is_some_and(|nic| tree.share_a_socket(&gpu.address, nic));
         let of_pair = |way: &str| {
             facts.registrations.iter().find(|r| r.way == way && r.gpu == gpu.address && r.nic == nic.name)
         };
@@ -171,7 +174,7 @@ impl<'a> Pair<'a> {
             _ => peermem.clone(),
         };
         let closed = crate::usable::nic(facts, nic).is_no();
-        Self { gpu, nic, distance, bridges, export, import, register, peermem, closed, proven }
+        Self { gpu, nic, distance, one_socket, bridges, export, import, register, peermem, closed, proven }
     }
 
     /// Whether its registration was refused although others of the GPU succeed.
@@ -194,15 +197,18 @@ impl<'a> Pair<'a> {
     }
 
     /// Near, usable and fast adapters come first.
-    fn rank(&self) -> (u32, Distance, f64) {
+    fn rank(&self) -> (u32, (Distance, bool), f64) {
         let rate = self.nic.port().and_then(|port| port.rate_gbps.known().copied()).unwrap_or(0.0);
         (self.class().0, self.class().1, -rate)
     }
 
-    fn class(&self) -> (u32, Distance) {
+    fn class(&self) -> (u32, (Distance, bool)) {
         // An adapter without an active port, or that cannot be opened, is no choice while another
         // exists.
         let idle = self.closed || !self.nic.ports.iter().any(crate::facts::Port::may_be_active);
-        (u32::from(idle) + 2 * u32::from(self.nic.is_software()), self.distance.unwrap_or(Distance::Sys))
+        let distance = self.distance.unwrap_or(Distance::Sys);
+        // Memory nodes of one socket are nearer than those of two.
+        let across = distance == Distance::Sys && !self.one_socket;
+        (u32::from(idle) + 2 * u32::from(self.nic.is_software()), (distance, across))
     }
 }

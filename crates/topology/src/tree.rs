@@ -150,6 +150,16 @@ impl<'a> Tree<'a> {
         }
     }
 
+    /// Whether two devices are known to be on one socket.
+    #[must_use]
+    pub fn share_a_socket(&self, a: &str, b: &str) -> bool {
+        let socket = |address: &str| {
+            let node = self.get(address)?.numa_node.get()?;
+            self.facts.machine.numa.iter().find(|known| known.id == node)?.socket
+        };
+        socket(a).is_some_and(|one| socket(b) == Some(one))
+    }
+
     /// Whether the distance is known, or guessed because the facts lack a NUMA node.
     #[must_use]
     pub fn distance_is_sure(&self, a: &str, b: &str) -> bool {

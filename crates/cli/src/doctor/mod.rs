@@ -5,6 +5,7 @@ pub(crate) mod args;
 mod cuda;
 mod flow_control;
 mod gather;
+mod gpu_peers;
 mod library;
 mod logs;
 mod netlink;

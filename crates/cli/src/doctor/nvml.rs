@@ -5,9 +5,10 @@ use std::ptr;
 
 use nobounce_topology::facts::{Facts, Gpu, Library as LibraryFact, Read};
 
+use super::gpu_peers;
 use super::library::{Library, function};
 
-type Device = *mut c_void;
+pub(super) type Device = *mut c_void;
 type Plain = unsafe extern "C" fn() -> c_int;
 type Text = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
 type DeviceText = unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int;
@@ -64,7 +65,9 @@ pub(super) fn fill(facts: &mut Facts) {
     }
     facts.libraries.nvml = Read::Yes(Some(fact));
     let confidential = confidential(library);
-    for (index, device) in devices(library).into_iter().enumerate() {
+    let devices = devices(library);
+    facts.gpu_peers = gpu_peers::of(library, &devices);
+    for (index, device) in devices.into_iter().enumerate() {
         let Some(address) = address(library, device) else { continue };
         if let Some(gpu) = facts.gpus.iter_mut().find(|gpu| gpu.address == address) {
             gpu.index = u32::try_from(index).ok();
@@ -108,7 +111,7 @@ fn devices(library: Library) -> Vec<Device> {
 }
 
 /// Its PCI address as the kernel writes it.
-fn address(library: Library, device: Device) -> Option<String> {
+pub(super) fn address(library: Library, device: Device) -> Option<String> {
     let info_of =
         function!(library, c"nvmlDeviceGetPciInfo_v3", unsafe extern "C" fn(Device, *mut PciInfo) -> c_int)?;
     // SAFETY: plain numbers and characters, for which zeroes are valid.
@@ -215,7 +218,7 @@ fn text(write: impl FnOnce(*mut c_char, c_uint) -> c_int) -> Option<String> {
     })
 }
 
-fn words(library: Library, status: c_int) -> String {
+pub(super) fn words(library: Library, status: c_int) -> String {
     let Some(told) = function!(library, c"nvmlErrorString", unsafe extern "C" fn(c_int) -> *const c_char)
     else {
         return format!("NVML error {status}");

@@ -4,11 +4,13 @@ mod driver;
 mod failed_step;
 mod gid;
 mod gpu;
+mod gpu_peers;
 mod iommu;
 mod kernel_log;
 mod known_bad;
 mod moved;
 mod nccl_env;
+mod nodes;
 mod other_env;
 mod pcie;
 pub(crate) mod peer;
@@ -28,10 +30,11 @@ use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 17] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 19] = [
         driver::check,
         registration::check,
         gpu::check,
+        gpu_peers::check,
         process::check,
         port::check,
         width::check,
@@ -40,6 +43,7 @@ pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
         pcie::check,
         iommu::check,
         place::check,
+        nodes::check,
         nccl_env::check,
         ucx_env::check,
         other_env::check,

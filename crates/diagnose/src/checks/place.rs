@@ -29,6 +29,8 @@ fn far(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .iter()
         .flatten()
         .filter(|pair| pair.distance == Some(Distance::Sys) && !pair.nic.is_software())
+        // Memory nodes of one socket are another finding.
+        .filter(|pair| !pair.one_socket)
         .filter(|pair| {
             pair.nic
                 .address

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Matrix;
+use super::{Matrix, Peers};
 use nobounce_topology::bandwidth;
 use nobounce_topology::facts::{Facts, Link, PciDevice, Port};
 
@@ -58,6 +58,9 @@ pub struct Topology {
     pub nodes: Vec<Branch>,
     /// GPUs and adapters.
     pub matrix: Matrix,
+    /// GPUs among each other; empty where the driver was not asked.
+    #[serde(skip_serializing_if = "Peers::is_empty")]
+    pub peers: Peers,
 }
 
 impl Topology {
@@ -77,7 +80,12 @@ impl Topology {
             .map(|id| node(facts, id))
             .filter(|node| !node.children.is_empty() || !facts.pci.iter().any(|d| !d.is_bridge()))
             .collect();
-        Self { product: facts.machine.product.known().cloned(), nodes, matrix: Matrix::of(facts) }
+        Self {
+            product: facts.machine.product.known().cloned(),
+            nodes,
+            matrix: Matrix::of(facts),
+            peers: Peers::of(facts),
+        }
     }
 }
 

@@ -22,6 +22,10 @@ pub fn text(topology: &Topology, style: Style) -> String {
         out.push('\n');
         matrix(&mut out, topology, style);
     }
+    if !topology.peers.is_empty() {
+        out.push('\n');
+        out.push_str(&topology.peers.text());
+    }
     out
 }
 

@@ -28,6 +28,19 @@ pub struct Machine {
     pub hypervisor: Read<Option<String>>,
 }
 
+impl Machine {
+    /// Memory nodes of each socket: NPS of AMD. `None` where a node's socket is not known, or where
+    /// sockets have different numbers.
+    #[must_use]
+    pub fn nodes_per_socket(&self) -> Option<u32> {
+        let sockets: Vec<i32> = self.numa.iter().map(|node| node.socket).collect::<Option<_>>()?;
+        let count = |socket: i32| sockets.iter().filter(|other| **other == socket).count();
+        let first = count(*sockets.first()?);
+        let is_even = sockets.iter().all(|socket| count(*socket) == first);
+        is_even.then(|| u32::try_from(first).ok()).flatten()
+    }
+}
+
 /// The processor, as `/proc/cpuinfo` names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,4 +70,21 @@ pub struct NumaNode {
     /// The socket it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<i32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_nodes_are_counted_by_socket_or_not_at_all() {
+        let of = |sockets: &[Option<i32>]| {
+            let node =
+                |(id, socket): (i32, &Option<i32>)| NumaNode { id, cpus: id.to_string(), socket: *socket };
+            Machine { numa: (0..).zip(sockets).map(node).collect(), ..Machine::default() }.nodes_per_socket()
+        };
+        assert_eq!(of(&[Some(0), Some(1)]), Some(1));
+        assert_eq!(of(&[Some(0), Some(0), Some(1), Some(1)]), Some(2));
+        assert_eq!((of(&[]), of(&[Some(0), None]), of(&[Some(0), Some(0), Some(1)])), (None, None, None));
+    }
 }

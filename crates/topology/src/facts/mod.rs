@@ -5,6 +5,7 @@
 
 mod blame;
 mod gpu;
+mod gpu_peer;
 mod ip;
 mod kernel;
 mod link_end;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::clean;
 
 pub use gpu::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
+pub use gpu_peer::{GpuPeer, PeerDenied};
 pub use ip::IpSettings;
 pub use kernel::{Kernel, Module, NvidiaModule};
 pub use kernel::{NO_FOLDER, version_pair};
@@ -132,6 +134,9 @@ pub struct Facts {
     /// The GPUs.
     #[serde(default)]
     pub gpus: Vec<Gpu>,
+    /// Peer access between GPUs, each pair once.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub gpu_peers: Read<Vec<GpuPeer>>,
     /// The RDMA adapters, as `/sys/class/infiniband` lists them.
     #[serde(default)]
     pub nics: Vec<Nic>,
@@ -173,6 +178,7 @@ impl Default for Facts {
             kernel: Kernel::default(),
             pci: Vec::new(),
             gpus: Vec::new(),
+            gpu_peers: Read::default(),
             nics: Vec::new(),
             registrations: Vec::new(),
             transfers: Vec::new(),

@@ -14,6 +14,12 @@ impl Facts {
     pub fn in_order(mut self) -> Self {
         self.pci.sort_by(|a, b| a.address.cmp(&b.address));
         self.gpus.sort_by(|a, b| a.address.cmp(&b.address));
+        if let Read::Yes(pairs) = &mut self.gpu_peers {
+            for pair in pairs.iter_mut().filter(|pair| pair.other < pair.one) {
+                std::mem::swap(&mut pair.one, &mut pair.other);
+            }
+            pairs.sort_by(|a, b| (&a.one, &a.other).cmp(&(&b.one, &b.other)));
+        }
         self.nics.sort_by(|a, b| natural(&a.name).cmp(&natural(&b.name)));
         for nic in &mut self.nics {
             nic.ports.sort_by_key(|port| port.number);
