@@ -73,8 +73,12 @@ explanations! {
     "On machines with NVSwitch, cuInit fails with CUDA_ERROR_SYSTEM_NOT_READY (802) until the fabric manager has configured the switches. It must run and match the driver's version: systemctl status nvidia-fabricmanager. For a virtual machine it may run on the host.";
     "far-nic", "The nearest adapter is on another socket",
     "Packets between GPU and adapter cross the link between sockets, which all traffic shares and which carries device traffic in small packets. Half of the bandwidth is typical. NCCL uses GPUDirect at this distance only with NCCL_NET_GDR_LEVEL=SYS; UCX assumes a slow path and stages long messages.";
+    "gdrdrv-flavour", "gdrdrv was built for the other flavour of NVIDIA's module",
+    "gdrdrv is built either for the open or for the proprietary kernel module of NVIDIA. Built for the open one it uses functions of the kernel that are exported to GPL modules only, and does not load beside the proprietary one on kernels from 5.9 on. Built for the proprietary one it works beside the open one, but maps memory of coherent GPUs (Grace) uncached. The build takes the flavour from the sources in /usr/src/nvidia-*, where a stale version misleads it.\nManual check: cat /proc/driver/gdrdrv/params (2.5 and newer), or dmesg | grep gdrdrv.";
     "gdrdrv-node", "gdrdrv is loaded, but not accessible to this process",
     "GDRCopy maps GPU memory for the CPU through /dev/gdrdrv. The module is loaded on the host, but the file is missing in the container or not accessible. nobounce does not need it; UCX's gdr_copy and NVSHMEM do.";
+    "gdrdrv-version", "libgdrapi and gdrdrv have different versions",
+    "The library and the module of GDRCopy check each other when the device is opened: both must be 2.0 or newer. Calls of a newer library that an older module does not know are left out: gdr_get_info_v2 (2.4), gdr_pin_buffer_v2 and mapping types (2.5). Images bring their own libgdrapi; the module belongs to the host.";
     "gid-holes", "GID table entries of other namespaces",
     "With macvlan or SR-IOV, pods see the whole table in /sys, but may read only the types of their own entries: EINVAL for the others. NCCL before 2.24 reads the files and aborts or crashes. Set the entry with NCCL_IB_GID_INDEX, or use a current version, which queries the kernel instead.";
     "gid-index", "A fixed GID index does not fit",
@@ -245,6 +249,8 @@ explanations! {
     "The module is loaded, but ib_core has no peer-memory interface, or the module was built without it: ibv_reg_mr on a GPU pointer fails with EFAULT ('Bad address'). NCCL and UCX check only the module's file. Reinstall the driver after OFED/DOCA.";
     "peermem-symbols", "nvidia_peermem does not match the loaded ib_core",
     "'Unknown symbol ib_register_peer_memory_client' or 'disagrees about version of symbol': the module was built against another ib_core. Rebuild it.";
+    "peermem-version", "nvidia_peermem is of another version than the driver",
+    "nvidia_peermem is part of NVIDIA's driver and carries its version. Another version comes from a separate build (DKMS, an operator's container) and was compiled against another nvidia module. Reload it, or reinstall the driver.";
     "port-down", "A port has no link",
     "The cable, the switch or the interface is down. Unused ports are reported as info.";
     "port-init", "A port waits for a subnet manager",

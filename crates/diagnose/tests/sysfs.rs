@@ -281,3 +281,31 @@ fn options_of_the_kernel_come_from_its_packed_file_too() {
     fs::write(folder.0.join("proc/config.gz"), &bytes[..bytes.len() / 2]).unwrap();
     assert_eq!(read(&folder.0).kernel.has_option("PCI_P2PDMA"), None);
 }
+
+#[test]
+fn gdrdrv_and_its_library_tell_version_and_flavour() {
+    let folder = Folder::new("gdrdrv");
+    let put = |path: &str, text: &str| {
+        let path = folder.0.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    put("proc/cpuinfo", "");
+    put("sys/module/nvidia/version", "580.95.05\n");
+    assert_eq!(read(&folder.0).kernel.gdrdrv, Read::Yes(None));
+    put("sys/module/gdrdrv/version", "2.4\n");
+    let facts = read(&folder.0);
+    let module = facts.kernel.gdrdrv.known().unwrap().clone().unwrap();
+    assert_eq!((module.version.as_deref(), module.open), (Some("2.4"), None));
+    assert_eq!(facts.libraries.gdrapi, Read::Yes(None));
+    put(
+        "proc/driver/gdrdrv/params",
+        "Version: 2.5\nBuilt for NVIDIA driver flavor: proprietary\nUse persistent mapping: yes\n",
+    );
+    put("usr/lib/x86_64-linux-gnu/libgdrapi.so.2", "");
+    put("usr/lib/x86_64-linux-gnu/libgdrapi.so.2.5", "");
+    let facts = read(&folder.0);
+    assert_eq!(facts.kernel.gdrdrv.known().unwrap().as_ref().unwrap().open, Some(false));
+    let library = facts.libraries.gdrapi.known().unwrap().as_ref().unwrap();
+    assert_eq!(library.version.as_deref(), Some("2.5"));
+}

@@ -14,7 +14,8 @@ const LOCKED: usize = 72 << 20;
 const MAX_LINES: usize = 200;
 
 /// What of the kernel's log matters.
-const WORDS: [&str; 11] = [
+const WORDS: [&str; 12] = [
+    "gdrdrv_init",
     "avc:",
     "apparmor",
     "peermem",

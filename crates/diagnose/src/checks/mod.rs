@@ -2,6 +2,7 @@
 
 mod driver;
 mod failed_step;
+mod gdrdrv;
 mod gid;
 mod gpu;
 mod gpu_peers;
@@ -30,11 +31,12 @@ use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 19] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 20] = [
         driver::check,
         registration::check,
         gpu::check,
         gpu_peers::check,
+        gdrdrv::check,
         process::check,
         port::check,
         width::check,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Read;
+use super::{Gdrdrv, Read};
 
 /// The kernel and what is loaded into it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,9 @@ pub struct Kernel {
     /// NVIDIA's module; null if it is not loaded.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub nvidia: Read<Option<NvidiaModule>>,
+    /// GDRCopy's module; null if it is not loaded.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub gdrdrv: Read<Option<Gdrdrv>>,
     /// The version of OFED or DOCA's network drivers; null if the kernel's own are used.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub ofed: Read<Option<String>>,

@@ -4,6 +4,7 @@
 //! docs/reference/doctor.md describes the file.
 
 mod blame;
+mod gdrdrv;
 mod gpu;
 mod gpu_peer;
 mod ip;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clean;
 
+pub use gdrdrv::Gdrdrv;
 pub use gpu::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
 pub use gpu_peer::{GpuPeer, PeerDenied};
 pub use ip::IpSettings;

@@ -63,6 +63,9 @@ pub struct Libraries {
     /// NCCL; null if none was found.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub nccl: Read<Option<Library>>,
+    /// GDRCopy's library; null if none was found.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub gdrapi: Read<Option<Library>>,
     /// UCX; null if none was found.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub ucx: Read<Option<Ucx>>,

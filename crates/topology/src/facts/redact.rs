@@ -176,11 +176,27 @@ fn known_words(line: &str) -> String {
         "unknown",
         "write",
     ];
-    const MORE: [&str; 12] = [
-        "0m", "avc", "callback", "context", "denied", "detected", "nvidia", "this", "to", "type", "version",
+    const MORE: [&str; 17] = [
+        "built",
+        "driver",
+        "opensource",
+        "proprietary",
+        "gdrdrv",
+        "0m",
+        "avc",
+        "callback",
+        "context",
+        "denied",
+        "detected",
+        "nvidia",
+        "this",
+        "to",
+        "type",
+        "version",
         "your",
     ];
-    const BEGINNINGS: [&str; 12] = [
+    const BEGINNINGS: [&str; 13] = [
+        "gdrdrv:gdrdrv_init",
         "efa_nv_peermem",
         "ib_",
         "nvidia_p2p_",

@@ -358,6 +358,7 @@ fn kernel() -> Kernel {
             open: Some(true),
             parameters: BTreeMap::new(),
         })),
+        gdrdrv: Read::Yes(None),
         ofed: Read::Yes(Some("24.10-3.2.5".to_owned())),
         log: Read::Yes(Vec::new()),
     }

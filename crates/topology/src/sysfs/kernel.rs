@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 
 use super::{Root, gzip};
-use crate::facts::{Kernel, Module, NvidiaModule, Read};
+use crate::facts::{Gdrdrv, Kernel, Module, NvidiaModule, Read};
 
 /// Relevant modules: drivers of GPUs and adapters, and what connects them.
 const MODULES: [&str; 27] = [
@@ -69,6 +69,7 @@ pub(super) fn kernel(root: &Root) -> Kernel {
         peer_memory_clients: peer_memory_clients(root),
         peer_memory_api: peer_memory_api(root, loaded("ib_core")),
         nvidia: nvidia(root),
+        gdrdrv: gdrdrv(root, &modules),
         ofed: ofed(root, loaded("mlx5_core")),
         log: Read::default(),
         modules,
@@ -237,6 +238,20 @@ fn nvidia(root: &Root) -> Read<Option<NvidiaModule>> {
         version: version.to_owned(),
         open: Some(first.contains("Open Kernel Module")),
         parameters,
+    }))
+}
+
+/// GDRCopy's module: its version, and the flavour of NVIDIA's that it was built for.
+fn gdrdrv(root: &Root, modules: &Read<BTreeMap<String, Module>>) -> Read<Option<Gdrdrv>> {
+    let module = match modules {
+        Read::Yes(modules) => modules.get("gdrdrv"),
+        // Why the list is not known is told there.
+        Read::No(_) => return Read::default(),
+    };
+    Read::Yes(module.map(|module| {
+        let told = root.text("/proc/driver/gdrdrv/params").unwrap_or_default();
+        let line = told.lines().find(|line| line.contains("flavor")).unwrap_or_default();
+        Gdrdrv { version: module.version.clone(), open: Gdrdrv::flavour(line) }
     }))
 }
 

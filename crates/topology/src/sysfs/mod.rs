@@ -86,6 +86,7 @@ pub fn read(root: &Root, surroundings: &Surroundings) -> Result<Facts, SysfsErro
         libraries: Libraries {
             ucx: settings::ucx(root, surroundings),
             nccl: settings::nccl(root, surroundings),
+            gdrapi: settings::gdrapi(root),
             ofi_plugin: if has_efa { settings::ofi_plugin(root, surroundings) } else { Read::default() },
             ..Libraries::default()
         },

@@ -166,6 +166,20 @@ pub(super) fn nccl_versions(root: &Root, surroundings: &Surroundings) -> Vec<Str
     of_system.chain(of_python).collect()
 }
 
+/// GDRCopy's library in the loader's folders, with its version by the names of files.
+pub(super) fn gdrapi(root: &Root) -> Read<Option<Library>> {
+    for folder in LIBRARY_FOLDERS {
+        let names = root.names(folder).unwrap_or_default();
+        let numbers: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("libgdrapi.so.")).collect();
+        if let Some(longest) = numbers.iter().max_by_key(|number| number.len()) {
+            // `libgdrapi.so.2` alone is the link, which tells no version.
+            let version = longest.contains('.').then(|| (*longest).to_owned());
+            return Read::Yes(Some(Library { version, ..Library::default() }));
+        }
+    }
+    Read::Yes(None)
+}
+
 /// Where Amazon's installers put NCCL's plugin, outside of the loader's folders.
 const PLUGIN_FOLDERS: [&str; 5] = [
     "/opt/amazon/ofi-nccl/lib",
