@@ -389,6 +389,10 @@ explanations! {
     "ibv_reg_dmabuf_mr exists since rdma-core 34. Old container images have older versions.";
     "vm-flat", "A virtual machine with a flat PCI tree",
     "The hypervisor puts all devices on one bus, without switches and memory nodes. Programs inside cannot see which devices are near each other.";
+    "wheel-ucx", "A Python package brings a UCX without verbs or CUDA",
+    "Some packages bundle UCX. Its modules are those of the build, and the system's UCX does not matter to it: without ib it has TCP and shared memory only, without cuda it does not know GPU memory. Build the package against a UCX that has them, or use another version of it.";
+    "wheel-verbs", "A Python package brings a libibverbs without a provider for the adapter",
+    "auditwheel copies libibverbs into a package, but not the providers that it loads at run time. The copy looks for providers of its own private version (libmlx5-rdmav34.so): where the system's rdma-core has another one, the package sees no adapter and uses TCP, although ibv_devices lists it. Put the system's libibverbs in the place of the copy, or use a build that links with the system's.\nManual check: strings FILE | grep IBVERBS_PRIVATE, against the names in libibverbs/ beside the system's libraries.";
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod registration;
 mod settings;
 pub(crate) mod storage;
 mod ucx_env;
+mod wheels;
 mod width;
 
 use crate::finding::Finding;
@@ -31,7 +32,7 @@ use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 20] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 21] = [
         driver::check,
         registration::check,
         gpu::check,
@@ -49,6 +50,7 @@ pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
         nccl_env::check,
         ucx_env::check,
         other_env::check,
+        wheels::check,
         kernel_log::check,
         known_bad::check,
         moved::check,

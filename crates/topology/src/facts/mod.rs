@@ -18,6 +18,7 @@ mod process;
 mod read;
 mod redact;
 mod storage;
+mod wheel;
 
 use std::collections::BTreeMap;
 
@@ -42,6 +43,7 @@ pub use storage::{
     BlockDevice, BlockKind, Cufile, CufileConfig, CufileLibrary, DirectIo, Mount, NvidiaFs, NvmeController,
     Storage,
 };
+pub use wheel::{Provider, Wheel, WheelVerbs};
 
 /// The version of the facts file that this program writes and reads. It changes with every change
 /// of a field.

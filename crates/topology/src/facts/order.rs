@@ -45,6 +45,9 @@ impl Facts {
                 names.sort_unstable();
             }
         }
+        if let Read::Yes(wheels) = &mut self.libraries.wheels {
+            wheels.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
+        }
         if let Read::Yes(Some(ucx)) = &mut self.libraries.ucx {
             ucx.modules.sort_unstable();
         }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Probe, Read};
+use super::{Probe, Provider, Read, Wheel};
 
 /// Limits, rights and surroundings of the process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -69,6 +69,12 @@ pub struct Libraries {
     /// UCX; null if none was found.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub ucx: Read<Option<Ucx>>,
+    /// Providers of the system's libibverbs.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub providers: Read<Vec<Provider>>,
+    /// Packages of Python with libraries of verbs or UCX of their own.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub wheels: Read<Vec<Wheel>>,
     /// NCCL's plugin for Amazon's adapters (aws-ofi-nccl): whether the loader finds it; null if
     /// there is none. Looked for only where there are such adapters.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]

@@ -63,6 +63,11 @@ impl Facts {
         }
         let files = std::mem::take(&mut self.config_files);
         self.config_files = files.into_iter().map(|(path, file)| (hide_home(&path), file)).collect();
+        if let Read::Yes(wheels) = &mut self.libraries.wheels {
+            for verbs in wheels.iter_mut().filter_map(|wheel| wheel.verbs.as_mut()) {
+                verbs.file = hide_home(&verbs.file);
+            }
+        }
         if let Some(storage) = &mut self.storage {
             hide_storage(storage);
         }

@@ -15,6 +15,7 @@ mod process;
 mod root;
 mod settings;
 mod storage;
+mod wheels;
 
 use std::collections::BTreeMap;
 
@@ -87,6 +88,8 @@ pub fn read(root: &Root, surroundings: &Surroundings) -> Result<Facts, SysfsErro
             ucx: settings::ucx(root, surroundings),
             nccl: settings::nccl(root, surroundings),
             gdrapi: settings::gdrapi(root),
+            providers: wheels::providers(root),
+            wheels: wheels::wheels(root, &settings::python_folders(root, surroundings)),
             ofi_plugin: if has_efa { settings::ofi_plugin(root, surroundings) } else { Read::default() },
             ..Libraries::default()
         },

@@ -107,12 +107,16 @@ pub(super) fn ucx(root: &Root, surroundings: &Surroundings) -> Read<Option<Ucx>>
 }
 
 /// Transports by the names of their files.
-fn modules(root: &Root, folder: &str) -> Vec<String> {
+pub(super) fn modules(root: &Root, folder: &str) -> Vec<String> {
     let mut found: Vec<String> = root
         .names(folder)
         .unwrap_or_default()
         .iter()
-        .filter_map(|name| Some(name.strip_prefix("libuct_")?.split_once(".so")?.0.to_owned()))
+        .filter_map(|name| {
+            // Those of wheels have a hash: `libuct_ib-5e6f8a.so.0`.
+            let name = name.strip_prefix("libuct_")?.split_once(".so")?.0;
+            Some(name.split('-').next().unwrap_or(name).to_owned())
+        })
         .collect();
     found.sort();
     found.dedup();
