@@ -253,6 +253,8 @@ explanations! {
     "nvidia_peermem is part of NVIDIA's driver and carries its version. Another version comes from a separate build (DKMS, an operator's container) and was compiled against another nvidia module. Reload it, or reinstall the driver.";
     "port-down", "A port has no link",
     "The cable, the switch or the interface is down. Unused ports are reported as info.";
+    "port-events", "The link of an adapter went down, by the kernel log",
+    "Drivers log each loss of the link, and what the firmware reports about the cable or transceiver (port module event): too hot, too much power, unplugged, shorted, not admitted. Losses without such an event come from the cable, the switch port or the other end. An event of the module that a plugged-in cable follows is past.\nManual check: sudo dmesg | grep -iE 'port module event|link down'; sudo mlxlink -d ADDRESS -m.";
     "port-init", "A port waits for a subnet manager",
     "On InfiniBand a subnet manager assigns addresses; until then ports stay in INIT.";
     "port-no-sm", "An active InfiniBand port without address or subnet manager",

@@ -345,3 +345,60 @@ fn logs_of_libfabric_are_read() {
     let report = log::join_fabric(&read, &facts, &diagnose(&facts));
     assert!(report.notes[0].contains("no line of libfabric's was recognised"), "{report:?}");
 }
+
+/// Errors are counted by adapter, and the facts of the one that has them say what ails its link.
+#[test]
+fn errors_of_a_log_are_counted_by_adapter() {
+    let mut text = String::new();
+    for _ in 0..7 {
+        text += "h:1:2 [3] NCCL WARN NET/IB: Got completion from peer 10.0.0.1<4> with status=12 opcode=0 len=0 vendor err 129 (Recv) hca mlx5_3\n";
+    }
+    text += "h:1:2 [3] NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n";
+    text += "h:1:2 [3] NCCL WARN NET/IB: Got completion from peer 10.0.0.1<4> with status=5 opcode=0 len=0 vendor err 249 (Recv) hca mlx5_0\n";
+    let mut facts = machines::machine("dgx-h100").unwrap();
+    facts.host = None;
+    let nic = facts.nics.iter_mut().find(|nic| nic.name == "mlx5_3").unwrap();
+    nic.ports[0].state = "DOWN".to_owned();
+    nic.ports[0].physical_state = "Polling".to_owned();
+    nic.ports[0].counters.insert("link_downed".to_owned(), 9);
+    let address = nic.address.clone().unwrap();
+    facts.kernel.log = nobounce_topology::facts::Read::Yes(vec![format!(
+        "mlx5_core {address}: Port module event[error]: module 0, Cable error, High Temperature"
+    )]);
+    let report = nccl(&text, &facts);
+    assert_eq!(report.adapters.len(), 1, "{:#?}", report.adapters);
+    let row = &report.adapters[0];
+    assert_eq!((row.adapter.as_str(), row.timeouts, row.others, row.port_errors), ("mlx5_3", 7, 0, 1));
+    let why = row.why.join("; ");
+    for word in ["8 of 8 errors", "DOWN now (Polling)", "link_downed 9", "too hot"] {
+        assert!(why.contains(word), "{why}");
+    }
+    assert_eq!(row.fix.as_deref(), Some(format!("`sudo mlxlink -d {address} -m -c`").as_str()));
+    let said = report.text();
+    assert!(said.contains("errors of mlx5_3 on h: time-outs (status 12): 7, port errors: 1; "), "{said}");
+    // Facts of another machine say nothing about the host of the log.
+    facts.host = Some("other".to_owned());
+    let both = text.clone() + &text.replace("h:1:2", "g:1:2");
+    let lines = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n\
+                 g:1:2 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0\n";
+    let report = nccl(&(both + lines), &facts);
+    assert_eq!(report.adapters.len(), 2);
+    assert!(report.adapters.iter().all(|row| row.why.is_empty()), "{:#?}", report.adapters);
+}
+
+/// UCX names the adapter with its port; two adapters with errors are the network's, not one link's.
+#[test]
+fn errors_of_several_adapters_are_not_one_link() {
+    let line = |nic: &str| {
+        format!(
+            "[1.0] [h:1:0] ib_mlx5_log.c:1 UCX  ERROR Transport retry count exceeded on {nic}:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)\n"
+        )
+    };
+    let text: String = [line("mlx5_0"), line("mlx5_1")].concat().repeat(4);
+    let facts = machines::machine("dgx-h100").unwrap();
+    let read = log::read_ucx(text.as_bytes(), |_| {}).unwrap();
+    let report = log::join_ucx(&read, &facts, &diagnose(&facts));
+    let counts: Vec<_> = report.adapters.iter().map(|row| (row.adapter.as_str(), row.timeouts)).collect();
+    assert_eq!(counts, [("mlx5_0", 4), ("mlx5_1", 4)]);
+    assert!(report.adapters.iter().all(|row| row.why.is_empty()), "{:#?}", report.adapters);
+}

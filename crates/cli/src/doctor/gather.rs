@@ -14,7 +14,10 @@ const LOCKED: usize = 72 << 20;
 const MAX_LINES: usize = 200;
 
 /// What of the kernel's log matters.
-const WORDS: [&str; 12] = [
+const WORDS: [&str; 15] = [
+    "port module event",
+    "link down",
+    "link is down",
     "gdrdrv_init",
     "avc:",
     "apparmor",

@@ -18,6 +18,7 @@ pub(crate) mod peer;
 mod peer_module;
 mod place;
 mod port;
+pub(crate) mod port_events;
 mod process;
 mod rails;
 mod registration;
@@ -32,7 +33,7 @@ use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 21] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 22] = [
         driver::check,
         registration::check,
         gpu::check,
@@ -41,6 +42,7 @@ pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
         process::check,
         port::check,
         width::check,
+        port_events::check,
         gid::check,
         rails::check,
         pcie::check,

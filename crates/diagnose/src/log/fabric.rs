@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Known, Seen, fatal};
+use super::{Adapters, Known, Seen, fatal};
 
 /// A text in a line, and what it means.
 const PROBLEMS: [(&str, &str); 9] = [
@@ -28,6 +28,8 @@ pub struct FabricLog {
     pub problems: BTreeMap<&'static str, Seen>,
     /// Messages whose causes are known.
     pub known: Known,
+    /// Errors by adapter.
+    pub errors: Adapters,
     /// Fatal completions by their status.
     pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
 }
@@ -56,7 +58,9 @@ impl FabricLog {
         if let Some((_, meaning)) = PROBLEMS.iter().find(|(text, _)| line.contains(text)) {
             self.problems.entry(meaning).or_default().take(line);
         }
-        if let Some(status) = fatal::status(line) {
+        let status = fatal::status(line);
+        self.errors.take("", status.map(|status| status.number), line);
+        if let Some(status) = status {
             self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(line);
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Read line by line in bounded memory: a log of many ranks and many hours may have gigabytes.
 
+mod adapters;
 mod causes;
 mod fabric;
 mod fatal;
@@ -19,6 +20,7 @@ use std::io::{self, BufRead};
 
 use serde::Serialize;
 
+pub use adapters::{AdapterErrors, Adapters};
 pub use fabric::FabricLog;
 pub use fatal::Fatal;
 pub use known::{Known, LogCause};
@@ -71,6 +73,8 @@ pub struct OtherLog {
     pub lines: u64,
     /// Messages whose causes are known.
     pub known: Known,
+    /// Errors by adapter.
+    pub errors: Adapters,
     /// Fatal completions by their status.
     fatal: BTreeMap<u32, (fatal::Status, Seen)>,
 }
@@ -80,7 +84,9 @@ impl OtherLog {
         self.lines += 1;
         self.known.take(line);
         // Numbers and words of other programs may mean anything; the names of verbs do not.
-        if let Some(status) = fatal::named(line) {
+        let status = fatal::named(line);
+        self.errors.take("", status.map(|status| status.number), line);
+        if let Some(status) = status {
             self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(line);
         }
     }
@@ -88,7 +94,7 @@ impl OtherLog {
     /// Whether there is anything to report.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.known.is_empty() && self.fatal.is_empty()
+        self.known.is_empty() && self.fatal.is_empty() && self.errors.is_empty()
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Known, MAX_KEPT, Seen, fatal};
+use super::{Adapters, Known, MAX_KEPT, Seen, fatal};
 
 /// How a connection goes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -68,6 +68,8 @@ pub struct NcclLog {
     pub networks: BTreeMap<(String, String), u64>,
     /// Warnings that matter, by what they mean.
     pub problems: BTreeMap<&'static str, Seen>,
+    /// Errors by host and adapter.
+    pub errors: Adapters,
     /// Fatal completions by their status.
     pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
     /// Messages whose causes are known.
@@ -168,7 +170,9 @@ impl NcclLog {
             count(&mut self.networks, (host.to_owned(), name.trim().to_owned()), &mut self.forgotten);
         }
         self.known.take(text);
-        if let Some(status) = fatal::status(text).filter(|_| warns) {
+        let status = fatal::status(text).filter(|_| warns);
+        self.errors.take(host, status.map(|status| status.number), text);
+        if let Some(status) = status {
             self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(text);
             return;
         }

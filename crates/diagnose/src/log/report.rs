@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{FabricLog, Fatal, Known, LogCause, NcclLog, OtherLog, Seen, UcxLog, causes, fatal, known};
+use super::{
+    AdapterErrors, FabricLog, Fatal, Known, LogCause, NcclLog, OtherLog, Seen, UcxLog, causes, fatal, known,
+};
 use crate::diagnosis::Diagnosis;
 use crate::finding::Severity;
 use crate::verdict::PathKind;
@@ -25,6 +27,9 @@ pub struct LogReport {
     pub problems: Vec<(String, Seen)>,
     /// Fatal completions, with the findings of this machine that can be the cause.
     pub fatal: Vec<Fatal>,
+    /// Adapters with time-outs, other fatal completions or port errors, the most first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterErrors>,
     /// Causes of the problems and of the fatal completions, the likeliest of each first.
     pub causes: Vec<LogCause>,
     /// Findings on this machine that explain it.
@@ -90,6 +95,7 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
         log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
     report.fatal = fatals(&log.fatal, diagnosis);
     add_causes(&mut report, &log.known, &log.fatal, job.as_ref().unwrap_or(facts));
+    report.adapters = log.errors.rows(facts, &ours);
     nccl_notes(&mut report, log, facts, &ours);
     staged_causes(&mut report, diagnosis, job.as_ref().unwrap_or(facts));
     let lost = report.totals.get("staged").copied().unwrap_or(0)
@@ -345,6 +351,7 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
     report.problems = log.problems.values().map(|seen| (seen.example.clone(), seen.clone())).collect();
     report.fatal = fatals(&log.fatal, diagnosis);
     add_causes(&mut report, &log.known, &log.fatal, &job);
+    report.adapters = log.errors.rows(facts, &|_| true);
     report.direct_is_lost =
         !report.not_direct.is_empty() || (tcp > 0 && rdma == 0) || !report.fatal.is_empty();
     explain(
@@ -364,6 +371,7 @@ pub fn join_other(log: &OtherLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRe
     let mut report = LogReport { program: "other", lines: log.lines, ..LogReport::default() };
     report.fatal = fatals(&log.fatal, diagnosis);
     add_causes(&mut report, &log.known, &log.fatal, facts);
+    report.adapters = log.errors.rows(facts, &|_| true);
     report.direct_is_lost = !report.fatal.is_empty();
     if log.is_empty() {
         report.notes.push(
@@ -421,6 +429,7 @@ pub fn join_fabric(log: &FabricLog, facts: &Facts, diagnosis: &Diagnosis) -> Log
     report.problems =
         log.problems.iter().map(|(meaning, seen)| ((*meaning).to_owned(), seen.clone())).collect();
     add_causes(&mut report, &log.known, &log.fatal, facts);
+    report.adapters = log.errors.rows(facts, &|_| true);
     for (provider, count) in &log.providers {
         let tcp =
             ["tcp", "sockets", "udp", "net"].iter().any(|name| provider.split(';').any(|part| part == *name));

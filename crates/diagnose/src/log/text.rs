@@ -74,6 +74,21 @@ impl LogReport {
                     writeln!(out, "      findings here that can be the cause: {}", fatal.findings.join(", "));
             }
         }
+        for row in self.adapters.iter().take(ROWS) {
+            let host = if row.host.is_empty() { String::new() } else { format!(" on {}", row.host) };
+            let counts = [
+                ("time-outs (status 12)", row.timeouts),
+                ("other fatal completions", row.others),
+                ("port errors", row.port_errors),
+            ];
+            let counts = counts.iter().filter(|(_, count)| *count > 0);
+            let counts: Vec<String> = counts.map(|(what, count)| format!("{what}: {count}")).collect();
+            let why = if row.why.is_empty() { String::new() } else { format!("; {}", row.why.join("; ")) };
+            let _ = writeln!(out, "  errors of {}{host}: {}{why}", row.adapter, counts.join(", "));
+            if let Some(fix) = &row.fix {
+                let _ = writeln!(out, "      fix: {}", fix.replace('`', ""));
+            }
+        }
         self.write_causes(&mut out);
         if !self.findings.is_empty() {
             let _ = writeln!(out, "  findings here that explain it: {}", self.findings.join(", "));

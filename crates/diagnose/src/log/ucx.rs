@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Known, MAX_KEPT, Seen, fatal};
+use super::{Adapters, Known, MAX_KEPT, Seen, fatal};
 
 /// How messages from or into GPU memory go.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -67,6 +67,8 @@ pub struct UcxLog {
     pub detected: BTreeMap<(String, String), bool>,
     /// Errors and warnings, by their text.
     pub problems: BTreeMap<String, Seen>,
+    /// Errors by adapter.
+    pub errors: Adapters,
     /// Fatal completions by their status.
     pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
     /// Messages whose causes are known.
@@ -88,9 +90,11 @@ impl UcxLog {
         match level {
             "ERROR" | "FATAL" | "WARN" => match fatal::status(&format!("error {text}")) {
                 Some(status) => {
+                    self.errors.take("", Some(status.number), text);
                     self.fatal.entry(status.number).or_insert_with(|| (status, Seen::default())).1.take(text);
                 }
                 None => {
+                    self.errors.take("", None, text);
                     self.known.take(text);
                     self.problem(text);
                 }

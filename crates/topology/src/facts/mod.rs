@@ -10,6 +10,7 @@ mod gpu_peer;
 mod ip;
 mod kernel;
 mod link_end;
+mod log_words;
 mod machine;
 mod nic;
 mod order;
