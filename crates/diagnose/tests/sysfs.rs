@@ -41,6 +41,7 @@ fn complete(mut read: Facts, known: &Facts) -> Facts {
     read.written_by.clone_from(&known.written_by);
     read.gpus.clone_from(&known.gpus);
     read.kernel.log = known.kernel.log.clone();
+    read.process.memlock_hard_bytes = known.process.memlock_hard_bytes.clone();
     read.libraries = known.libraries.clone();
     for device in &mut read.pci {
         if known.pci_device(&device.address).is_some_and(|known| known.config.is_not_recorded()) {
@@ -308,4 +309,22 @@ fn gdrdrv_and_its_library_tell_version_and_flavour() {
     assert_eq!(facts.kernel.gdrdrv.known().unwrap().as_ref().unwrap().open, Some(false));
     let library = facts.libraries.gdrapi.known().unwrap().as_ref().unwrap();
     assert_eq!(library.version.as_deref(), Some("2.5"));
+}
+
+#[test]
+fn both_limits_of_locked_memory_and_the_namespaces_are_read() {
+    let folder = Folder::new("limits");
+    let process = folder.0.join("proc/self");
+    fs::create_dir_all(process.join("ns")).unwrap();
+    fs::write(folder.0.join("proc/cpuinfo"), "").unwrap();
+    fs::write(
+        process.join("limits"),
+        "Max locked memory         8388608              unlimited            bytes\n",
+    )
+    .unwrap();
+    symlink("ipc:[4026531839]", process.join("ns/ipc")).unwrap();
+    symlink("pid:[4026532199]", process.join("ns/pid")).unwrap();
+    let found = read(&folder.0).process;
+    assert_eq!((found.memlock_bytes, found.memlock_hard_bytes), (Read::Yes(Some(8 << 20)), Read::Yes(None)));
+    assert_eq!((found.ipc_namespace, found.pid_namespace), (Read::Yes(false), Read::Yes(true)));
 }

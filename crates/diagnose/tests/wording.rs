@@ -185,3 +185,38 @@ fn the_facts_of_the_peer_show_what_differs() {
     let found = diagnose_with_peer(&own, &other).findings;
     assert_eq!(found[0].id, "peer-link-layer", "{found:?}");
 }
+
+#[test]
+fn a_soft_limit_is_raised_where_the_hard_one_allows_it() {
+    let limited = |hard: Value| {
+        let set = [
+            ("/process/container", json!("docker")),
+            ("/process/memlock_bytes", json!(8 << 20)),
+            ("/process/memlock_hard_bytes", hard),
+        ];
+        said(&facts("dgx-h100", &[], &set))
+    };
+    let text = limited(Value::Null);
+    assert!(
+        text.contains("ulimit -l $(ulimit -H -l)") && text.contains("its hard limit: unlimited"),
+        "{text}"
+    );
+    // The hard limit is as small, or not known: the container has to start with another one.
+    for hard in [json!(8 << 20), json!({"unread": "Permission denied"})] {
+        let text = limited(hard);
+        assert!(!text.contains("ulimit -H") && text.contains("--ulimit memlock=-1:-1"), "{text}");
+    }
+}
+
+#[test]
+fn a_container_with_a_part_of_the_gpus_says_so() {
+    let set = [
+        ("/process/container", json!("kubernetes")),
+        ("/process/ipc_namespace", json!(true)),
+        ("/devices/-", json!({"path": "/dev/nvidia-caps", "open": {"ok": true}})),
+    ];
+    let remove: Vec<String> = (1..8).map(|index| format!("/devices/path=~1dev~1nvidia{index}")).collect();
+    let remove: Vec<&str> = remove.iter().map(String::as_str).collect();
+    let text = said(&facts("dgx-h100", &remove, &set));
+    assert!(text.contains("GPUs of this container: 1 of 8"), "{text}");
+}

@@ -10,6 +10,7 @@ mod iommu;
 mod kernel_log;
 mod known_bad;
 mod moved;
+mod namespaces;
 mod nccl_env;
 mod nodes;
 mod other_env;
@@ -33,13 +34,14 @@ use nobounce_topology::analysis::Analysis;
 
 /// All findings, most severe first; among equals in the order of the checks.
 pub(crate) fn run(analysis: &Analysis<'_>) -> Vec<Finding> {
-    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 22] = [
+    let checks: [fn(&Analysis<'_>) -> Vec<Finding>; 23] = [
         driver::check,
         registration::check,
         gpu::check,
         gpu_peers::check,
         gdrdrv::check,
         process::check,
+        namespaces::check,
         port::check,
         width::check,
         port_events::check,

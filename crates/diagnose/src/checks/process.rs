@@ -6,11 +6,14 @@ use super::{bytes, list, one_or};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::cpu_list;
+use nobounce_topology::facts::{Process, Read};
 use nobounce_topology::methods::Answer;
 use nobounce_topology::usable;
 
 /// With less, the queues of one adapter alone do not fit.
 const TOO_LITTLE: u64 = 64 << 20;
+/// A hard limit that is worth raising the soft one to: most of a GPU's memory.
+const ENOUGH: u64 = 16 << 30;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -18,26 +21,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     connection_manager(analysis, &mut found);
     memlock(analysis, &mut found);
     cpus(analysis, &mut found);
-    namespaces(analysis, &mut found);
     found
-}
-
-/// Containers that cannot share memory with others of the machine.
-fn namespaces(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
-    let process = &analysis.facts.process;
-    let own: Vec<&str> = [("IPC", &process.ipc_namespace), ("PID", &process.pid_namespace)]
-        .into_iter()
-        .filter_map(|(name, own)| (own.get() == Some(true)).then_some(name))
-        .collect();
-    if own.is_empty() || !analysis.facts.is_container() || analysis.facts.gpus.is_empty() {
-        return;
-    }
-    found.push(
-        Finding::new("container-namespaces", Severity::Info, format!("this container has its own {} {}", list(&own), one_or(&own, "namespace", "namespaces")))
-            .why("Processes in one container are not concerned. Those of several containers on this machine share neither memory nor CUDA's IPC handles: NCCL and UCX then go over the adapters instead of NVLink.")
-            .seen("/proc/self/ns", own.join(", ").to_lowercase())
-            .fix("only with several containers for one job: start them with `--ipc=host --pid=host`   (Kubernetes: hostIPC, hostPID)"),
-    );
 }
 
 fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
@@ -172,6 +156,13 @@ fn connection_manager(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     );
 }
 
+fn hard_limit(process: &Process) -> String {
+    match &process.memlock_hard_bytes {
+        Read::Yes(limit) => limit.map_or_else(|| "unlimited".to_owned(), bytes),
+        Read::No(unread) => unread.unread.clone(),
+    }
+}
+
 fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     if !analysis.has_hardware_nic() {
@@ -182,6 +173,14 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let exempt = process.ipc_lock.get() == Some(true) && !namespaced;
     let container = facts.is_container();
     let mut fixes: Vec<&str> = Vec::new();
+    // A shell raises its own limit up to the hard one: no container or session starts anew.
+    let raises =
+        process.memlock_hard_bytes.known().is_some_and(|hard| hard.is_none_or(|hard| hard >= ENOUGH));
+    if raises {
+        fixes.push(
+            "in the shell that starts the program: `ulimit -l $(ulimit -H -l)`   (the hard limit allows it)",
+        );
+    }
     if container {
         fixes.push("start the container with `--ulimit memlock=-1:-1 --cap-add IPC_LOCK`");
         fixes.push("Kubernetes: IPC_LOCK has no effect for non-root users; set LimitMEMLOCK=infinity for containerd or CRI-O");
@@ -213,6 +212,7 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             let mut finding = Finding::new("memlock", severity, format!("only {} of memory may be locked", bytes(limit)))
                 .why("Registered memory is locked. Beyond the limit, creating queues and registering memory fails with 'Cannot allocate memory', and NCCL or UCX aborts or falls back to TCP.")
                 .seen("/proc/self/limits: Max locked memory", bytes(limit))
+                .seen("its hard limit", hard_limit(process))
                 .seen("CAP_IPC_LOCK", if process.ipc_lock.get() == Some(true) { "set, but only inside a user namespace" } else { "not in effect" });
             if let Some(probe) = failed {
                 finding = finding.seen("mlock", probe.detail.clone());

@@ -14,6 +14,9 @@ pub struct Process {
     /// How much memory it may lock, in bytes; null for no limit.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub memlock_bytes: Read<Option<u64>>,
+    /// How far it may raise that limit by itself, in bytes; null for no limit.
+    #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
+    pub memlock_hard_bytes: Read<Option<u64>>,
     /// Whether CAP_IPC_LOCK is in effect, which lifts that limit.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub ipc_lock: Read<bool>,

@@ -21,7 +21,8 @@ pub(super) fn process(root: &Root) -> Process {
         uid: field("Uid")
             .and_then(|line| line.split_whitespace().nth(1)?.parse().ok())
             .map_or_else(|| Read::no(unread()), Read::Yes),
-        memlock_bytes: memlock(root),
+        memlock_bytes: memlock(root, 0),
+        memlock_hard_bytes: memlock(root, 1),
         ipc_lock: field("CapEff")
             .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
             .map_or_else(|| Read::no(unread()), |mask| Read::Yes(mask >> IPC_LOCK & 1 == 1)),
@@ -34,14 +35,15 @@ pub(super) fn process(root: &Root) -> Process {
     }
 }
 
-fn memlock(root: &Root) -> Read<Option<u64>> {
+/// The soft limit of locked memory (0), or the hard one (1).
+fn memlock(root: &Root, column: usize) -> Read<Option<u64>> {
     let text = match root.text("/proc/self/limits") {
         Ok(text) => text,
         Err(error) => return Read::no(error.to_string()),
     };
-    let soft =
-        text.lines().find_map(|line| line.strip_prefix("Max locked memory")?.split_whitespace().next());
-    match soft {
+    let limit =
+        text.lines().find_map(|line| line.strip_prefix("Max locked memory")?.split_whitespace().nth(column));
+    match limit {
         Some("unlimited") => Read::Yes(None),
         Some(number) => number
             .parse()
@@ -64,7 +66,12 @@ fn user_namespace(root: &Root) -> Read<bool> {
 /// Whether a namespace is another than the first of the machine, whose number the kernel fixes.
 fn namespace(root: &Root, kind: &str, first: &str) -> Read<bool> {
     let link = root.link_name(&format!("/proc/self/ns/{kind}"));
-    link.map_or_else(|_| Read::default(), |name| Read::Yes(name != first))
+    match link {
+        Ok(name) => Read::Yes(name != first),
+        // Copies of a machine's files have no such links.
+        Err(_) if !root.is_live() => Read::default(),
+        Err(error) => Read::no(format!("/proc/self/ns/{kind}: {error}")),
+    }
 }
 
 fn container(root: &Root) -> Read<Option<String>> {
