@@ -129,4 +129,63 @@ mod tests {
         assert!(root.join("inner/new").exists());
         assert!(Root::open(&root.join("inner/file")).is_err(), "not a directory");
     }
+
+    /// Exchanges two names at once.
+    fn exchange(one: &Path, other: &Path) {
+        let [one, other] = [one, other].map(|path| CString::new(path.to_str().unwrap()).unwrap());
+        // SAFETY: both are C strings.
+        let done = unsafe {
+            let (cwd, flags) = (libc::AT_FDCWD, libc::RENAME_EXCHANGE);
+            libc::renameat2(cwd, one.as_ptr(), cwd, other.as_ptr(), flags)
+        };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    }
+
+    #[test]
+    fn renames_during_the_resolution_lead_nowhere_else() {
+        let folder = Folder(std::env::temp_dir().join(format!("nobounce-renames-{}", std::process::id())));
+        let (root, outside) = (folder.0.join("root"), folder.0.join("outside"));
+        // Both folders have a file at the same depth, inside and outside.
+        for (at, text) in [(&root, "served"), (&outside, "secret")] {
+            fs::create_dir_all(at.join("folder/deep")).unwrap();
+            fs::write(at.join("folder/deep/file"), text).unwrap();
+            fs::write(at.join("file"), text).unwrap();
+        }
+        symlink("../outside/folder", root.join("link")).unwrap();
+        let served = Root::open(&root).unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let (mut read, mut refused, mut wrong) = (0, 0, Vec::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    exchange(&root.join("folder"), &root.join("link"));
+                    exchange(&root.join("folder"), &root.join("link"));
+                    // `..` of a folder that moves out is another one.
+                    exchange(&root.join("folder"), &outside.join("folder"));
+                    exchange(&root.join("folder"), &outside.join("folder"));
+                }
+            });
+            let paths = ["folder/deep/file", "link/deep/file", "folder/deep/../../file", "folder/../file"];
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(1);
+            while std::time::Instant::now() < end {
+                for path in paths {
+                    let Ok(mut file) = served.file(path, false) else {
+                        refused += 1;
+                        continue;
+                    };
+                    let mut text = String::new();
+                    let length = file.read_to_string(&mut text);
+                    // The folders themselves change places: what is inside then was outside.
+                    let is_right = length.is_ok() && (text == "served" || path.ends_with("deep/file"));
+                    if !is_right {
+                        wrong.push((path, text));
+                    }
+                    read += 1;
+                }
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert!(wrong.is_empty(), "{wrong:?}");
+        assert!(read > 0 && refused > 0, "{read} read, {refused} refused");
+    }
 }

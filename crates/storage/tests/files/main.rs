@@ -1,5 +1,6 @@
 //! A file server and its clients: every byte, every refusal, and what is left when one of them ends.
 
+mod death;
 mod keys;
 
 use std::fs;
