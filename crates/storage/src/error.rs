@@ -24,6 +24,11 @@ pub enum ServerError {
     /// The address is reachable from other machines, and there is no list of peers.
     #[error("{0} is reachable from other machines: name the peers that may connect (--allow 10.0.0.0/24)")]
     NoAllowList(SocketAddr),
+    /// The address is reachable from other machines, and the device has no key.
+    #[error(
+        "{0} is reachable from other machines: give the server and its clients a key (openssl rand -hex 32 > FILE; chmod 600 FILE; NOBOUNCE_KEY=FILE)"
+    )]
+    NoKey(SocketAddr),
     /// Files may be written, and there is no list of peers.
     #[error("files are writable only for named peers: give a list (--allow 10.0.0.7, --allow 127.0.0.1)")]
     WritableToAll,

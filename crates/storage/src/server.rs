@@ -54,10 +54,12 @@ impl FileServer {
     ///
     /// # Errors
     /// There is no such directory; it listens for other machines, or is writable, without a list of
-    /// allowed peers; or the address cannot be used.
+    /// allowed peers; it listens for other machines without a key; or the address cannot be used.
     pub fn start(device: &Device, root: &Path, options: ServerOptions) -> Result<Self, ServerError> {
         let ServerOptions { listen, is_writable, threads, agent } = options;
-        check(&listen, is_writable, &agent.allow)?;
+        // A hardware NIC has no key.
+        let lacks_key = device.nic().soft().is_some_and(|soft| soft.sealed().is_none());
+        check(&listen, is_writable, &agent.allow, lacks_key)?;
         let source = |source| ServerError::Root { root: root.to_owned(), source };
         let below = Root::open(root).map_err(source)?;
         let serving = Serving { root: below, is_writable, cache: Cache::default(), at_once: 0.into() };
@@ -106,14 +108,21 @@ impl Drop for FileServer {
     }
 }
 
-/// Every user of this machine reaches loopback; other machines need to be named.
-fn check(listen: &SocketAddr, is_writable: bool, allow: &AllowList) -> Result<(), ServerError> {
-    if !allow.is_open() {
-        Ok(())
-    } else if !listen.ip().is_loopback() {
+/// Every user of this machine reaches loopback. Other machines need to be named, and to have the
+/// key: addresses can be forged.
+fn check(
+    listen: &SocketAddr,
+    is_writable: bool,
+    allow: &AllowList,
+    lacks_key: bool,
+) -> Result<(), ServerError> {
+    let is_remote = !listen.ip().is_loopback();
+    if is_remote && allow.is_open() {
         Err(ServerError::NoAllowList(*listen))
-    } else if is_writable {
+    } else if is_writable && allow.is_open() {
         Err(ServerError::WritableToAll)
+    } else if is_remote && lacks_key {
+        Err(ServerError::NoKey(*listen))
     } else {
         Ok(())
     }
@@ -127,9 +136,11 @@ mod tests {
     fn other_machines_and_writers_are_named() {
         let (loopback, any) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:1".parse().unwrap());
         let (open, list) = (AllowList::default(), "10.0.0.7".parse().unwrap());
-        assert!(check(&loopback, false, &open).is_ok());
-        assert!(matches!(check(&any, false, &open), Err(ServerError::NoAllowList(_))));
-        assert!(matches!(check(&loopback, true, &open), Err(ServerError::WritableToAll)));
-        assert!(check(&any, true, &list).is_ok());
+        assert!(check(&loopback, false, &open, true).is_ok());
+        assert!(check(&loopback, true, &list, true).is_ok());
+        assert!(matches!(check(&any, false, &open, false), Err(ServerError::NoAllowList(_))));
+        assert!(matches!(check(&loopback, true, &open, false), Err(ServerError::WritableToAll)));
+        assert!(matches!(check(&any, false, &list, true), Err(ServerError::NoKey(_))));
+        assert!(check(&any, true, &list, false).is_ok());
     }
 }

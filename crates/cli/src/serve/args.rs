@@ -6,7 +6,7 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   nobounce serve --root /models                                         for programs of this machine
-  NOBOUNCE_ADDR=eth0 nobounce serve --root /models \\
+  NOBOUNCE_ADDR=eth0 NOBOUNCE_KEY=nobounce.key nobounce serve --root /models \\
       --listen 10.0.0.7:9200 --allow 10.0.0.0/24                        for a network";
 
 /// Serve files to peers, which have them written into their memory.
@@ -21,7 +21,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) root: PathBuf,
 
-    /// Listen here; other addresses than loopback need --allow
+    /// Listen here; other addresses than loopback need --allow and NOBOUNCE_KEY
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9200")]
     pub(crate) listen: SocketAddr,
 
