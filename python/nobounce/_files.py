@@ -130,9 +130,9 @@ class Files:
         """The size of a file."""
         return self._inner.stat(path, timeout)
 
-    def read(self, array: Any, path: str, offset: int = 0) -> FileRequest:
-        """Fills all of `array` from `offset` of the file."""
-        memory = self._register(array)
+    def read(self, array: Any, path: str, offset: int = 0, *, require: Literal["direct"] | None = None) -> FileRequest:
+        """Fills all of `array` from `offset` of the file. require="direct": memory of a GPU without a window raises NotDirect."""
+        memory = self._register(array, require)
         return self._begin(True, memory, [(path, offset, memory.nbytes, 0)])
 
     def write(self, array: Any, path: str, offset: int = 0) -> FileRequest:
@@ -140,22 +140,27 @@ class Files:
         memory = self._register(array)
         return self._begin(False, memory, [(path, offset, memory.nbytes, 0)])
 
-    def read_list(self, array: Any, ranges: Iterable[tuple[str, int, int, int]]) -> FileRequest:
-        """Reads ranges (path, offset in the file, bytes, offset in the array) with one request."""
-        return self._begin(True, self._register(array), ranges)
+    def read_list(self, array: Any, ranges: Iterable[tuple[str, int, int, int]], *, require: Literal["direct"] | None = None) -> FileRequest:
+        """Reads ranges (path, offset in the file, bytes, offset in the array) with one request; `require` as for `read`."""
+        return self._begin(True, self._register(array, require), ranges)
 
     def write_list(self, array: Any, ranges: Iterable[tuple[str, int, int, int]]) -> FileRequest:
         """Writes ranges (path, offset in the file, bytes, offset in the array) with one request."""
         return self._begin(False, self._register(array), ranges)
 
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Bytes that this connection's device moved by path: "in" (read from the server) and "out"."""
+        _logging.flush()
+        return self._inner.stats()
+
     def close(self) -> None:
         self._inner.close()
         _logging.flush()
 
-    def _register(self, array: Any) -> _nobounce.Memory:
+    def _register(self, array: Any, require: str | None = None) -> _nobounce.Memory:
         found = bytes_of(array)
         _settle(array)
-        return self._inner.register(found.address, found.nbytes, found.is_gpu, found.is_read_only, found.owner)
+        return self._inner.register(found.address, found.nbytes, found.is_gpu, found.is_read_only, found.owner, require)
 
     def _begin(self, is_read: bool, memory: _nobounce.Memory, ranges: Iterable[tuple[str, int, int, int]]) -> FileRequest:
         if is_read and memory.is_read_only:
@@ -172,7 +177,7 @@ class FileServer:
     """Serves the files below `root` to `Files` of other processes, as `nobounce serve` does.
 
     listen: an address and a port. allow: networks that may connect, "10.0.0.0/24, 10.1.0.7"; needed for other addresses than
-    loopback, and for write=True, which lets clients write and create files.
+    loopback, which also need NOBOUNCE_KEY, and for write=True, which lets clients write and create files.
     """
 
     def __init__(self, root: str, listen: str = "127.0.0.1:9200", *, allow: str | None = None, write: bool = False, device: str | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from typing import Any, Literal
 
@@ -18,21 +19,24 @@ _TYPES = {
     "F64": ("float64", "float64", 8), "F32": ("float32", "float32", 4), "F16": ("float16", "float16", 2), "BF16": ("bfloat16", None, 2),
     "I64": ("int64", "int64", 8), "I32": ("int32", "int32", 4), "I16": ("int16", "int16", 2), "I8": ("int8", "int8", 1),
     "U64": ("uint64", "uint64", 8), "U32": ("uint32", "uint32", 4), "U16": ("uint16", "uint16", 2), "U8": ("uint8", "uint8", 1),
-    "BOOL": ("bool", "bool", 1), "F8_E4M3": ("float8_e4m3fn", None, 1), "F8_E5M2": ("float8_e5m2", None, 1),
+    "BOOL": ("bool", "bool", 1), "C64": ("complex64", "complex64", 8), "F8_E8M0": ("float8_e8m0fnu", None, 1),
+    "F8_E4M3": ("float8_e4m3fn", None, 1), "F8_E4M3FNUZ": ("float8_e4m3fnuz", None, 1), "F8_E5M2": ("float8_e5m2", None, 1), "F8_E5M2FNUZ": ("float8_e5m2fnuz", None, 1),
 }
 
 
-def load_safetensors(path: str, device: str = "cpu", *, framework: Literal["torch", "numpy"] = "torch", require: Literal["direct"] | None = None) -> dict[str, Any]:
+def load_safetensors(path: str | os.PathLike[str], device: str = "cpu", *, framework: Literal["torch", "numpy"] = "torch", require: Literal["direct"] | None = None) -> dict[str, Any]:
     """The tensors of a file, by name. `path` is local, or "nb://host:port/file" of a file server.
 
-    All tensors share one allocation on `device`: it is freed when the last of them is gone.
+    All tensors share one allocation on `device`: it is freed when the last of them is gone. require="direct": NotDirect is raised
+    if bytes for a GPU would be staged.
     """
+    path = os.fspath(path)
     if path.startswith("nb://"):
         address, _, name = path.removeprefix("nb://").partition("/")
         with Files(address) as files:
 
             def remote(array: Any, offset: int) -> None:
-                files.read(array, name, offset).wait()
+                files.read(array, name, offset, require=require if not isinstance(array, bytearray) else None).wait()
 
             return _load(path, files.stat(name), remote, device, framework)
 

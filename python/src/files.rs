@@ -50,6 +50,15 @@ fn of_client(error: &ClientError) -> PyErr {
 /// Memory of a Python object that the caller holds: address, bytes, whether it is of a GPU.
 type Place = (u64, usize, bool);
 
+/// Whether a call requires a direct path.
+fn is_direct_required(require: Option<&str>) -> PyResult<bool> {
+    match require {
+        None => Ok(false),
+        Some("direct") => Ok(true),
+        Some(other) => Err(raise("Error", format!("require={other:?}: expected \"direct\" or None"))),
+    }
+}
+
 /// Reads a file into memory, or writes memory into a file.
 #[pyfunction]
 pub(crate) fn move_file(
@@ -60,11 +69,8 @@ pub(crate) fn move_file(
     place: Place,
     require: Option<&str>,
 ) -> PyResult<Moved> {
-    let require = match require {
-        None => FileOptions::from_env().require,
-        Some("direct") => Require::Direct,
-        Some(other) => return Err(raise("Error", format!("require={other:?}: expected \"direct\" or None"))),
-    };
+    let require =
+        if is_direct_required(require)? { Require::Direct } else { FileOptions::from_env().require };
     let (address, len, is_gpu) = place;
     let run = || -> Result<FileReport, PyErr> {
         let file = if is_read { File::open(path) } else { File::create(path) };
@@ -148,6 +154,7 @@ impl Files {
     }
 
     /// Registers memory that `owner` keeps alive.
+    #[expect(clippy::too_many_arguments, reason = "the arguments of a call from Python")]
     fn register(
         &self,
         py: Python<'_>,
@@ -156,13 +163,32 @@ impl Files {
         is_gpu: bool,
         is_read_only: bool,
         owner: Py<PyAny>,
+        require: Option<&str>,
     ) -> PyResult<Memory> {
         let client = self.client()?;
+        let is_direct_required = is_direct_required(require)?;
         let memory = Foreign { addr: address, len: nbytes, is_gpu, is_read_only };
         let owner: nobounce_transfer::Owner = Box::new(owner);
         // SAFETY: the package has taken address and length from the owner, which lives as long.
         let view = py.detach(|| unsafe { client.agent().register_raw(&memory, Some(owner)) });
-        Ok(Memory { view: view.map_err(|error| raise("Error", error.to_string()))? })
+        let view = view.map_err(|error| raise("Error", error.to_string()))?;
+        let paths = view.region().paths();
+        if is_direct_required && !paths.inbound.is_direct() {
+            return Err(raise("NotDirect", format!("bytes of the file would be {}", paths.inbound)));
+        }
+        Ok(Memory { view })
+    }
+
+    /// Bytes of the device by direction and path.
+    fn stats(&self) -> PyResult<HashMap<&'static str, HashMap<&'static str, u64>>> {
+        let counters = self.client()?.agent().device().nic().path_counters();
+        let totals = [("in", counters.inbound), ("out", counters.outbound)];
+        Ok(totals
+            .map(|(direction, totals)| {
+                let used = totals.list().into_iter().filter(|(_, tally)| tally.bytes > 0);
+                (direction, used.map(|(path, tally)| (path, tally.bytes)).collect())
+            })
+            .into())
     }
 
     /// Begins a request; the ticket keeps the memory.

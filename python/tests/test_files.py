@@ -69,6 +69,11 @@ def test_a_file_server(tmp_path, server):
             files.read(back, "new").wait(10)
         with pytest.raises(nobounce.ListError, match="not negative"):
             files.read_list(back, [("numbers", -1, 8, 0)])
+        # Host memory has no direct path by BAR1, and needs none.
+        assert files.read(back, "numbers", require="direct").wait(10) == 8000
+        with pytest.raises(nobounce.Error, match="expected \"direct\" or None"):
+            files.read(back, "numbers", require="other")
+        assert sum(files.stats()["in"].values()) >= 24_000
     with pytest.raises(nobounce.Error, match="is closed"):
         files.stat("numbers")
 
@@ -76,6 +81,8 @@ def test_a_file_server(tmp_path, server):
 def test_a_server_says_what_it_needs(tmp_path):
     with pytest.raises(nobounce.Error, match="name the peers that may connect"):
         nobounce.FileServer(tmp_path, "0.0.0.0:0")
+    with pytest.raises(nobounce.Error, match="give the server and its clients a key"):
+        nobounce.FileServer(tmp_path, "0.0.0.0:0", allow="10.0.0.0/8")
     with pytest.raises(nobounce.Error, match="writable only for named peers"):
         nobounce.FileServer(tmp_path, "127.0.0.1:0", write=True)
     with pytest.raises(nobounce.Error, match="neither an address nor a network"):
@@ -97,14 +104,35 @@ def tensors():
 
 def test_safetensors(tmp_path, server):
     written = pytest.importorskip("safetensors.numpy")
-    path = str(tmp_path / "model.safetensors")
+    path = tmp_path / "model.safetensors"
     written.save_file(tensors(), path, metadata={"format": "np"})
-    for source in (path, f"nb://{server.address}/model.safetensors"):
+    for source in (path, str(path), f"nb://{server.address}/model.safetensors"):
         found = nobounce.load_safetensors(source, framework="numpy")
         expected = written.load_file(path)
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
             assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape and (found[name] == tensor).all(), name
+
+
+def test_safetensors_of_torch(tmp_path, server):
+    torch = pytest.importorskip("torch")
+    written = pytest.importorskip("safetensors.torch")
+    generator = torch.Generator().manual_seed(1)
+    names = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "float8_e4m3fn", "float8_e5m2"]
+    # Of odd lengths, so that tensors begin at any byte.
+    tensors = {name: torch.rand(3, 7, generator=generator).mul(4).to(getattr(torch, name)) for name in names}
+    tensors["byte"] = torch.tensor([1], dtype=torch.uint8)
+    path = tmp_path / "model.safetensors"
+    written.save_file(tensors, path)
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        for source in (path, f"nb://{server.address}/model.safetensors"):
+            found = nobounce.load_safetensors(source, device)
+            expected = written.load_file(path, device)
+            assert found.keys() == expected.keys()
+            for name, tensor in expected.items():
+                assert (found[name].dtype, found[name].shape, found[name].device) == (tensor.dtype, tensor.shape, tensor.device), name
+                # As bytes: a number that is none is not equal to itself.
+                assert torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
 
 
 def file_of(header, data=b""):
