@@ -41,7 +41,7 @@ extern "C" fn write() {
     }
 }
 
-/// `cuFile read 4096 bytes: window 4096`.
+/// `cuFile read 4096 bytes: 4096 by window`.
 fn line(what: &str, report: &FileReport, unregistered: u64) -> Option<String> {
     if report.bytes() == 0 {
         return None;

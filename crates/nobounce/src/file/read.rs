@@ -79,7 +79,7 @@ fn truncated(file: &File, end: u64) -> Option<FileError> {
 }
 
 /// Why bytes of a file are staged for memory that has a window.
-const NOT_CACHED: &str = "not in the page cache: read past it into pinned memory";
+const NOT_CACHED: &str = "not in the page cache: read with O_DIRECT into pinned memory";
 
 struct GpuRead<'a> {
     memory: &'a GpuMemory,
