@@ -84,7 +84,8 @@ def use_ucx_of_mpich(folder):
     return {"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": "true", "LD_LIBRARY_PATH": links}
 
 
-NIXL = Pair("NIXL", ["--no-deps", "nixl-cu13"], "nixl_peer.py", {"UCX_TLS": "tcp,self"})
+# Its GDS plugins, which gds_files.py tries, need CUDA's runtime library.
+NIXL = Pair("NIXL", ["--no-deps", "nixl-cu13", "nvidia-cuda-runtime"], "nixl_peer.py", {"UCX_TLS": "tcp,self"})
 NIXL.is_quick, NIXL.gpu_packages = True, ["nixl-cu13"]
 # It tries to connect anew to a stopped peer until its own time for a transfer is over (MC_TRANSFER_TIMEOUT, 30 s).
 MOONCAKE = Pair(
