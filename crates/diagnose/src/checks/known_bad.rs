@@ -66,7 +66,16 @@ impl Part {
             Self::Driver => facts.kernel.nvidia.known()?.as_ref()?.version.clone(),
             Self::Kernel => facts.kernel.release.clone(),
             Self::NvPeerMem => module("nv_peer_mem")?,
-            Self::GdrDrv => module("gdrdrv")?,
+            Self::GdrDrv => {
+                // The module tells no patch level; libgdrapi of the same release does.
+                let module = module("gdrdrv")?;
+                let library = facts.libraries.gdrapi.known().and_then(Option::as_ref);
+                let release = format!("{module}.");
+                library
+                    .and_then(|library| library.version.clone())
+                    .filter(|version| version.starts_with(&release))
+                    .unwrap_or(module)
+            }
             Self::Verbs => facts.libraries.verbs.known()?.as_ref()?.version.clone()?,
             Self::Slingshot => {
                 let mut drivers = facts.nics.iter().filter_map(|nic| nic.driver.as_deref());
