@@ -83,6 +83,15 @@ fn missing_peer_access_is_reported_by_its_reason() {
 }
 
 #[test]
+fn a_divided_gpu_has_its_own_finding() {
+    let pairs = json!([pair(json!(false), json!("disabled"))]);
+    let set = [("/gpu_peers".to_owned(), pairs), ("/gpus/0/mig".to_owned(), json!(true))];
+    let facts = edit::edit(&machines::machine("dgx-h100").unwrap(), &[], &set, "divided");
+    let found = diagnose(&facts).findings;
+    assert!(find(&found, "mig").is_some() && find(&found, "gpu-peers").is_none(), "{found:#?}");
+}
+
+#[test]
 fn peer_access_that_is_not_known_is_unknown() {
     let unread = json!({"unread": "NVML error 999: Unknown Error"});
     let one = peers(json!([pair(unread.clone(), Value::Null)]));

@@ -14,12 +14,18 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         found.push(unknown("between the GPUs", why));
     }
     let Some(pairs) = peers.known() else { return found };
+    // What is divided into instances has no peers: the finding `mig` tells it.
+    let divided = |address: &String| {
+        let gpu = analysis.facts.gpus.iter().find(|gpu| gpu.address == *address);
+        gpu.is_some_and(|gpu| gpu.mig.get() == Some(true))
+    };
+    let pairs: Vec<_> = pairs.iter().filter(|pair| !divided(&pair.one) && !divided(&pair.other)).collect();
     let mut denied: BTreeMap<PeerDenied, Vec<&GpuPeer>> = BTreeMap::new();
-    for pair in pairs.iter().filter(|pair| pair.access.get() == Some(false)) {
+    for pair in pairs.iter().copied().filter(|pair| pair.access.get() == Some(false)) {
         denied.entry(pair.denied.unwrap_or(PeerDenied::Unsupported)).or_default().push(pair);
     }
     found.extend(denied.into_iter().map(|(why, pairs)| none(analysis, why, &pairs)));
-    let unread: Vec<_> = pairs.iter().filter(|pair| pair.access.known().is_none()).collect();
+    let unread: Vec<_> = pairs.iter().copied().filter(|pair| pair.access.known().is_none()).collect();
     if let Some(first) = unread.first() {
         let between = format!("between {}", list(&words(analysis, &unread)));
         let finding = unknown(&between, first.access.why_not().unwrap_or_default());
