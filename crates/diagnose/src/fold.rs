@@ -160,8 +160,8 @@ fn moot(findings: &mut [Finding], verdicts: &[Verdict]) {
     let best: Vec<&Verdict> = verdicts.iter().filter(|verdict| verdict.best).collect();
     let covers = |root: &Finding| best.iter().all(|verdict| concerns_names(root, &verdict.gpu, &verdict.nic));
     let is_hardware = |finding: &Finding| {
-        NO_FIX.contains(&finding.id)
-            || (finding.id == "nic-no-dmabuf" && finding.under.is_none() && finding.effect == Effect::Blocks)
+        let by_type = finding.id == "nic-no-dmabuf" && finding.under.is_none();
+        finding.effect == Effect::Blocks && (NO_FIX.contains(&finding.id) || by_type)
     };
     let hardware = findings.iter().position(|finding| is_hardware(finding) && covers(finding));
     if let Some(root) = hardware {

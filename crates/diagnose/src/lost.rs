@@ -18,7 +18,9 @@ pub(crate) fn is_lost(gpu: &Gpu, verdicts: &[Verdict], findings: &[Finding]) -> 
     };
     let about = |finding: &&Finding| concerns_names(finding, &best.gpu, &best.nic);
     let grave = |finding: &&Finding| finding.severity >= Severity::Warning && about(finding);
-    if findings.iter().filter(about).any(|finding| NO_FIX.contains(&finding.id)) {
+    // A class that is only assumed blocks nothing: other faults count.
+    let has_no_fix = |finding: &Finding| NO_FIX.contains(&finding.id) && finding.effect == Effect::Blocks;
+    if findings.iter().filter(about).any(has_no_fix) {
         return false;
     }
     if best.path == PathKind::Staged {

@@ -67,7 +67,11 @@ pub fn export(facts: &Facts, gpu: &Gpu) -> Answer {
         return Answer::No(id, why);
     }
     match gpu.dma_buf.get() {
-        Some(true) => Answer::Yes("the driver says so".to_owned()),
+        Some(true) => match gpudirect::supported(facts, gpu) {
+            // Attribute 124 is also 1 for cards whose memory the driver gives to no other device.
+            Answer::Unknown(why) if gpudirect::is_consumer(gpu.title()) => Answer::Unknown(why),
+            _ => Answer::Yes("the driver says so".to_owned()),
+        },
         Some(false) => {
             let (id, why) = why_no_export(facts, gpu).or_else(|| no_p2pdma(facts)).unwrap_or((
                 "dmabuf-export",
