@@ -65,7 +65,7 @@ pub struct Evidence {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FixPart {
-    /// To be typed as it is, but for words in capitals and `...`.
+    /// To be pasted as it is: nothing is left to fill in.
     Command(String),
     /// What to do besides, or where.
     Remark(String),
@@ -197,8 +197,14 @@ impl Finding {
     #[must_use]
     pub fn fix(mut self, text: impl Into<String>) -> Self {
         let text = text.into();
-        self.fix_parts.push(fix_parts(&text));
-        self.fix.push(text.replace('`', ""));
+        // A command for each of no devices is none.
+        let text = text.replace("``", "");
+        let text = text.trim_matches(|c: char| c.is_whitespace() || c == ';');
+        let parts = fix_parts(text);
+        if !parts.is_empty() {
+            self.fix_parts.push(parts);
+            self.fix.push(text.replace('`', ""));
+        }
         self
     }
 
@@ -215,6 +221,18 @@ impl Finding {
         self.needs_root = true;
         self.needs_reboot = true;
         self
+    }
+
+    /// The fixes belong to the host of this container.
+    pub(crate) fn put_on_host(&mut self) {
+        const SIDE: &str = "on the host, not in the container";
+        for (fix, parts) in self.fix.iter_mut().zip(&mut self.fix_parts) {
+            // Arguments of the container's start are no change inside of it.
+            if !fix.contains("start the container") {
+                *fix = format!("{SIDE}: {fix}");
+                parts.insert(0, FixPart::Remark(remark(SIDE)));
+            }
+        }
     }
 
     /// It slows the pairs of its devices down.
@@ -262,6 +280,8 @@ mod tests {
             r#"[{"remark":"Reinstall it"},{"command":"dkms autoinstall"},{"remark":"Or restart (all) of it, then"},{"command":"modprobe x"},{"command":"y"}]"#
         );
         assert_eq!(parts("`a`   (bnxt_re, irdma)"), r#"[{"command":"a"},{"remark":"bnxt_re, irdma"}]"#);
+        let of_none = Finding::new("port-down", Severity::Error, "").fix("check the cable; ``").fix("``");
+        assert_eq!(of_none.fix, ["check the cable"]);
         assert_eq!(parts("use a current NCCL"), r#"[{"remark":"Use a current NCCL"}]"#);
     }
 }

@@ -315,7 +315,7 @@ fn every_fix_is_a_command_that_a_shell_parses() {
     }
     assert!(fixes.len() > 30, "{}", fixes.len());
     for fix in fixes {
-        let parsed = std::process::Command::new("sh").args(["-n", "-c", &fix]).output().unwrap();
+        let parsed = std::process::Command::new("sh").args(["-n", "-c", "--", &fix]).output().unwrap();
         assert!(parsed.status.success(), "{fix}: {}", String::from_utf8_lossy(&parsed.stderr));
     }
 }

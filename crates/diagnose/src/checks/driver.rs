@@ -3,7 +3,7 @@
 use super::{list, one_or};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
-use nobounce_topology::facts::{GpuVendor, Nic, PciDevice};
+use nobounce_topology::facts::{Facts, GpuVendor, Nic, PciDevice};
 use nobounce_topology::methods::Answer;
 use nobounce_topology::usable;
 
@@ -129,7 +129,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         found.push(
             Finding::new("nic-other-namespace", Severity::Error, "the adapters' RDMA devices belong to another network namespace")
                 .why("RDMA devices in exclusive mode are visible only in the namespace of their interfaces: this container sees none, and programs fall back to TCP.")
-                .seen("/sys/class/infiniband", "empty, although mlx5_ib is loaded")
+                .seen("/sys/class/infiniband", format!("{}, although mlx5_ib is loaded", present(facts)))
                 .fix("start the container with `--network host`   (or move the device into the container's network namespace with iproute2)")
                 .root()
                 .blocks(),
@@ -137,16 +137,23 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     } else if all_silent {
         let names: Vec<_> = silent.iter().map(|device| device.address.clone()).collect();
         let driven = silent.iter().any(|device| device.driver.is_some());
-        let (why, fix) = if driven {
-            (
-                "their network driver is loaded, its RDMA module is not",
-                "`sudo modprobe mlx5_ib ib_uverbs rdma_ucm`   (bnxt_re, irdma, efa for other vendors)",
-            )
+        let mut modules: Vec<&str> = Vec::new();
+        for (core, rdma) in silent.iter().filter_map(|device| modules_of(device)) {
+            for module in core.iter().filter(|_| !driven).chain(rdma) {
+                if !modules.contains(module) {
+                    modules.push(module);
+                }
+            }
+        }
+        let fix = if modules.is_empty() {
+            "load the RDMA module of the adapter's vendor, and ib_uverbs".to_owned()
         } else {
-            (
-                "no driver is bound to them",
-                "`sudo modprobe mlx5_core mlx5_ib ib_uverbs`   (bnxt_en bnxt_re, ice irdma, efa for other vendors)",
-            )
+            format!("`sudo modprobe -a {} ib_uverbs rdma_ucm`", modules.join(" "))
+        };
+        let why = if driven {
+            "their network driver is loaded, its RDMA module is not"
+        } else {
+            "no driver is bound to them"
         };
         found.push(
             Finding::new(
@@ -155,7 +162,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("{}: RDMA-capable, but {why}", list(&names)),
             )
             .why("NCCL and UCX find no RDMA device and silently use TCP sockets.")
-            .seen("/sys/class/infiniband", "no device")
+            .seen("/sys/class/infiniband", present(facts))
             .fix(fix)
             .root()
             .blocks()
@@ -184,6 +191,35 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .on(names),
         );
     }
+}
+
+/// The RDMA devices that are there: none, or software ones.
+fn present(facts: &Facts) -> String {
+    if facts.nics.is_empty() {
+        return "no device".to_owned();
+    }
+    let names: Vec<String> = facts
+        .nics
+        .iter()
+        .map(|nic| format!("{} ({})", nic.name, nic.driver.as_deref().unwrap_or("unknown driver")))
+        .collect();
+    format!("only {}", list(&names))
+}
+
+/// The network driver and the RDMA module of an adapter, by its vendor.
+fn modules_of(device: &PciDevice) -> Option<(&'static [&'static str], &'static [&'static str])> {
+    /// ConnectX-3 and its virtual functions.
+    const OLD_MELLANOX: std::ops::RangeInclusive<u32> = 0x1002..=0x1007;
+    Some(match device.vendor {
+        0x15b3 if OLD_MELLANOX.contains(&device.device) => (&["mlx4_core"], &["mlx4_ib"]),
+        0x15b3 => (&["mlx5_core"], &["mlx5_ib"]),
+        0x1d0f => (&[], &["efa"]),
+        0x14e4 => (&["bnxt_en"], &["bnxt_re"]),
+        0x8086 => (&["ice"], &["irdma"]),
+        0x1dd8 => (&["ionic"], &["ionic_rdma"]),
+        0x1ded => (&[], &["erdma"]),
+        _ => return None,
+    })
 }
 
 /// Vendors whose network adapters all support RDMA, or the models that do.

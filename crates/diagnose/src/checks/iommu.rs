@@ -3,7 +3,7 @@
 use super::list;
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
-use nobounce_topology::facts::PciDevice;
+use nobounce_topology::facts::{Facts, PciDevice};
 use nobounce_topology::platform::Platform;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -42,7 +42,7 @@ fn grace(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("The driver binds the GPU to page tables of the processor (ATS, SVA). Kernels before 6.11 cannot do so in passthrough: CUDA programs fail, and GPUs look busy.")
             .seen("/proc/cmdline", word)
             .seen("uname -r", facts.kernel.release.clone())
-            .fix("use kernel 6.11 or newer or NVIDIA's own, or replace the word by iommu.passthrough=0 in the kernel command line; `sudo reboot`")
+            .fix("use kernel 6.11 or newer or NVIDIA's own, or replace the word by iommu.passthrough=0 in the kernel command line and boot again")
             .reboot(),
     );
 }
@@ -67,9 +67,25 @@ fn mappings(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("Each page of a registration needs a mapping. A dma-buf of many gigabytes exhausts them: ibv_reg_dmabuf_mr fails with ENOMEM although memory is free.")
             .seen("/proc/cmdline", words.join(" "))
             .seen(format!("{} with {}", failed.gpu, failed.nic), failed.probe.detail.clone())
-            .fix("add iommu=pt to the kernel command line; `sudo reboot`")
+            .fix(boot_with(passthrough(facts)))
             .reboot(),
     );
+}
+
+/// The words of the kernel command line that keep the IOMMU from translating.
+pub(super) fn passthrough(facts: &Facts) -> &'static str {
+    match (facts.machine.arch.as_str(), facts.machine.cpu.vendor.as_str()) {
+        ("aarch64", _) => "iommu.passthrough=1",
+        (_, "AuthenticAMD") => "iommu=pt",
+        _ => "intel_iommu=on iommu=pt",
+    }
+}
+
+/// Adds words to the kernel command line, with the tools of both families of distributions.
+pub(super) fn boot_with(words: &str) -> String {
+    format!(
+        "`sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{words} /' /etc/default/grub && sudo update-grub`   (Debian, Ubuntu), or `sudo grubby --update-kernel=ALL --args='{words}'`   (RHEL, Fedora); then `sudo reboot`"
+    )
 }
 
 /// Whether an IOMMU translates the addresses of a device; none where that is not known.
@@ -105,15 +121,6 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let nics: Vec<&&PciDevice> = translated.iter().filter(|device| device.is_network()).collect();
         let ats = !nics.is_empty()
             && nics.iter().all(|device| device.config.known().is_some_and(|config| config.ats == Some(true)));
-        let amd = facts.machine.cpu.vendor == "AuthenticAMD";
-        let arm = facts.machine.arch == "aarch64";
-        let parameter = if arm {
-            "iommu.passthrough=1"
-        } else if amd {
-            "iommu=pt"
-        } else {
-            "intel_iommu=on iommu=pt"
-        };
         let severity = if ats { Severity::Info } else { Severity::Warning };
         let finding = Finding::new("iommu-translates", severity, format!("the IOMMU translates the addresses of {}", list(&names)))
             .why("Peer-to-peer packets go through the IOMMU in the processor, even below one switch. Bandwidth drops, and transfers hang on some machines.")
@@ -122,7 +129,7 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 group.and_then(|group| group.kind.clone()).unwrap_or_else(|| "unknown; the command line has no iommu=pt".to_owned()),
             )
             .seen("/proc/cmdline", facts.kernel.command_line.known().map_or_else(|| "unread".to_owned(), |line| iommu_words(line)))
-            .fix(format!("add {parameter} to GRUB_CMDLINE_LINUX in /etc/default/grub, then `sudo update-grub && sudo reboot`   (RHEL: grub2-mkconfig)"))
+            .fix(boot_with(passthrough(facts)))
             .reboot()
             .on(translated.iter().map(|device| device.address.clone()).chain(names));
         found.push(if ats { finding } else { finding.slows() });

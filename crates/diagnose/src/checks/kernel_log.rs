@@ -1,5 +1,6 @@
 //! What the kernel said about it all.
 
+use super::iommu::{boot_with, passthrough};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::analysis::Analysis;
 
@@ -18,7 +19,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("iommu-faults", Severity::Warning, "the IOMMU blocked accesses of a device")
                 .why("Transfers between devices end in errors (status 4, syndrome 0x51) or hang.")
                 .seen("kernel log", line.trim())
-                .fix("add iommu=pt to the kernel command line; `sudo reboot`")
+                .fix(boot_with(passthrough(analysis.facts)))
                 .reboot(),
         );
     }

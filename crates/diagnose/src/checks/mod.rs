@@ -16,7 +16,7 @@ mod nodes;
 mod other_env;
 mod pcie;
 pub(crate) mod peer;
-mod peer_module;
+pub(crate) mod peer_module;
 mod place;
 mod port;
 pub(crate) mod port_events;
@@ -78,7 +78,7 @@ pub(crate) fn list<S: AsRef<str>>(names: &[S]) -> String {
 /// A command for each name, as one line to paste: `{}` stands for the name.
 pub(crate) fn each<S: AsRef<str>>(names: &[S], command: &str) -> String {
     match names {
-        [] => command.replace("{}", "<name>"),
+        [] => String::new(),
         [one] => command.replace("{}", one.as_ref()),
         many => {
             let names: Vec<&str> = many.iter().map(AsRef::as_ref).collect();

@@ -93,7 +93,7 @@ fn flat(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         finding.seen("NCCL_TOPO_FILE", "set")
     } else {
         finding
-            .fix("NCCL_TOPO_FILE=... with the host's tree (clouds provide one), or `NCCL_NET_GDR_LEVEL=SYS`")
+            .fix("name a file with the host's tree in NCCL_TOPO_FILE (clouds provide one), or `NCCL_NET_GDR_LEVEL=SYS`")
             .fix("operators: give the guest PCIe switches with pxb-pcie and the memory nodes of the host")
     });
 }

@@ -95,7 +95,7 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             "no-uverbs" => Finding::new("no-uverbs", severity, format!("{who}: {why}"))
                 .why("User-space programs cannot use the adapter.")
                 .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), why.clone())
-                .fix("`sudo modprobe ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf`")
+                .fix("`sudo modprobe -a ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf`")
                 .root(),
             _ => Finding::new("nic-open", severity, format!("{who} cannot be opened: {why}"))
                 .why("NCCL and UCX skip the adapter, and use TCP if there is no other.")

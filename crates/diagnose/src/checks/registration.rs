@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use super::failed_step::FailedStep;
-use super::peer_module::PeerModule;
+use super::peer_module::{self, PeerModule};
 use super::{list, one_or};
 use crate::finding::{Finding, Severity};
 use nobounce_topology::adapters;
 use nobounce_topology::analysis::{Analysis, Pair};
-use nobounce_topology::facts::{Facts, GpuVendor, Registration};
+use nobounce_topology::facts::{Facts, Gpu, Registration};
 use nobounce_topology::gpudirect;
 use nobounce_topology::methods::{self, Answer};
 use nobounce_topology::usable;
@@ -45,7 +45,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     }
     sizes(analysis, &mut found);
     unproven(analysis, &mut found);
-    modules(analysis, &mut found);
+    peer_module::modules(analysis, &mut found);
     found
 }
 
@@ -174,7 +174,38 @@ impl Case<'_> {
         Finding::new("registration-pair", self.severity, format!("memory cannot be registered for {}, but can with another adapter", list(&pairs)))
             .why("The platform blocks this adapter from this GPU (ACS, IOMMU, another root complex). Engines that register with every adapter fail; NCCL and UCX use the near one and work.")
             .seen("registration", self.cause.why)
-            .fix("restrict each process to its near adapter (NCCL_IB_HCA, UCX_NET_DEVICES, the device list of the engine)")
+            .fix(self.adapters_that_register())
+    }
+
+    /// Variables that restrict the processes of a GPU to the adapters that register its memory.
+    fn adapters_that_register(&self) -> String {
+        let facts = self.analysis.facts;
+        let mut gpus: Vec<&Gpu> = Vec::new();
+        for pair in &self.cause.pairs {
+            if !gpus.iter().any(|gpu| gpu.address == pair.gpu.address) {
+                gpus.push(pair.gpu);
+            }
+        }
+        let works = |gpu: &Gpu| {
+            let mut names: Vec<&str> = Vec::new();
+            for registration in facts.registrations.iter().filter(|r| r.gpu == gpu.address && r.probe.ok) {
+                if !names.contains(&registration.nic.as_str()) {
+                    names.push(&registration.nic);
+                }
+            }
+            names
+        };
+        let settings: Vec<String> = gpus
+            .iter()
+            .map(|gpu| {
+                let names = works(gpu);
+                let ports: Vec<String> = names.iter().map(|name| format!("{name}:1")).collect();
+                let (names, ports) = (names.join(","), ports.join(","));
+                // `=` takes the names as they are, not as beginnings.
+                format!("processes of {}: `NCCL_IB_HCA=={names} UCX_NET_DEVICES={ports}`", gpu.label())
+            })
+            .collect();
+        format!("{}   (or the device list of the engine)", settings.join("; "))
     }
 
     /// Peer memory is missing, or does nothing.
@@ -215,24 +246,20 @@ impl Case<'_> {
             || "unread".to_owned(),
             |clients| if clients.is_empty() { "no client".to_owned() } else { clients.join(" ") },
         );
+        let module = PeerModule(facts);
         let title = format!("the peer-memory module is loaded but has no effect: {}", self.cause.why);
         let finding = Finding::new("peermem-not-registered", self.severity, title)
             .why(format!(
                 "NCCL and UCX check only for the module's file: they will try it, and fail or stage. {}",
                 self.why
             ))
-            .seen("/sys/module/nvidia_peermem", "loaded")
+            .seen(format!("/sys/module/{}", module.loaded().unwrap_or_else(|| module.name())), "loaded")
             .seen("/sys/kernel/mm/memory_peers", clients);
-        let module = PeerModule(facts);
         if module.has_no_interface() {
             // Loading it again cannot help.
             return module.fix(finding);
         }
-        let (name, place) =
-            (module.name(), if facts.is_container() { "on the host, not in the container: " } else { "" });
-        finding
-            .fix(format!("{place}`sudo rmmod {name}; sudo modprobe {name}; sudo dmesg | tail`   (then reinstall the NVIDIA driver after OFED/DOCA, so that the module is built against this ib_core)"))
-            .root()
+        finding.fix(module.reload()).root()
     }
 
     /// No module for peer memory is loaded.
@@ -271,7 +298,10 @@ impl Case<'_> {
             "closed-module" => Finding::new("closed-module", self.severity, "NVIDIA's closed kernel module is loaded, which does not export dma-bufs")
                 .why(self.why)
                 .seen("/proc/driver/nvidia/version", module_line(self.analysis))
-                .fix("install the open module of the same version: `sudo apt install nvidia-open`   (dnf: nvidia-driver:open-dkms)")
+                .fix(match self.analysis.facts.kernel.nvidia_major() {
+                    Some(major) => format!("install the open module of the driver's branch: `sudo apt install nvidia-open-{major}`   (dnf: nvidia-driver:open-dkms)"),
+                    None => "install the open module: `sudo apt install nvidia-open`   (dnf: nvidia-driver:open-dkms)".to_owned(),
+                })
                 .reboot(),
             "driver-too-old" => Finding::new("driver-too-old", self.severity, format!("{}: no dma-buf export before 515", self.cause.why))
                 .why(self.why)
@@ -439,50 +469,4 @@ fn unproven(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .fix("`nobounce doctor`   (on the machine, where CUDA and the adapters can be opened)")
         .on(names),
     );
-}
-
-/// Old and doubled modules, and those that are gone after the next boot.
-fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
-    let facts = analysis.facts;
-    let kernel = &facts.kernel;
-    if !facts.gpus.iter().any(|gpu| gpu.vendor == GpuVendor::Nvidia) {
-        return;
-    }
-    let loaded = |name: &str| kernel.is_loaded(name) == Some(true);
-    if loaded("nv_peer_mem") && PeerModule(facts).name() == "nvidia_peermem" {
-        let both = loaded("nvidia_peermem");
-        // The drivers of Hopper and newer GPUs all ship its successor.
-        let replaced = facts.gpus.iter().any(|gpu| gpu.compute_capability.get().is_some_and(|cc| cc >= 90));
-        let severity = if both || replaced { Severity::Warning } else { Severity::Info };
-        let title = if both {
-            "nv_peer_mem and nvidia_peermem are both loaded"
-        } else {
-            "the old nv_peer_mem is loaded"
-        };
-        found.push(
-            Finding::new("old-nv-peer-mem", severity, title)
-                .why("nv_peer_mem is unmaintained and breaks with new drivers and OFEDs. nvidia_peermem, part of the driver since 470, replaces it.")
-                .seen("/sys/module/nv_peer_mem", "loaded")
-                .fix("`sudo systemctl disable --now nv_peer_mem; sudo apt remove nvidia-peer-memory; sudo modprobe nvidia_peermem`")
-                .root(),
-        );
-    }
-    let needs_it = !analysis.all_have(Pair::dma_buf);
-    if loaded("nvidia_peermem")
-        && needs_it
-        && kernel.at_boot.known().is_some_and(|names| !names.iter().any(|name| name == "nvidia_peermem"))
-        && !facts.is_container()
-    {
-        found.push(
-            Finding::new(
-                "peermem-not-at-boot",
-                Severity::Info,
-                "nvidia_peermem is loaded now, but nothing loads it at boot",
-            )
-            .why("After the next boot GPUDirect is off until the module is loaded manually.")
-            .seen("/etc/modules-load.d", "no nvidia_peermem")
-            .fix("`echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`")
-            .root(),
-        );
-    }
 }

@@ -120,7 +120,7 @@ fn asked(facts: &Facts, storage: &Storage) -> Step {
             let finding = if facts.is_container() && storage.cufile.config.known() == Some(&None) {
                 finding
                     .seen("/etc/cufile.json", "not there, in this container")
-                    .command("docker run -v /etc/cufile.json:/etc/cufile.json:ro ...")
+                    .command("-v /etc/cufile.json:/etc/cufile.json:ro   # an option of docker run")
             } else {
                 finding
             };
@@ -165,7 +165,7 @@ fn udev(facts: &Facts, storage: &Storage) -> Step {
             .why("cuFile identifies drives by udev's records; without them it logs 'error creating udev_device' and may use compat mode. KvikIO uses POSIX reads then.")
             .seen("/run/udev", value);
         if facts.is_container() {
-            finding.command("docker run -v /run/udev:/run/udev:ro ...")
+            finding.command("-v /run/udev:/run/udev:ro   # an option of docker run")
         } else {
             finding.command("sudo systemctl start systemd-udevd && ls /run/udev/data")
         }

@@ -91,9 +91,9 @@ fn kind(storage: &Storage, mount: &Mount, has_nvme: bool) -> Step {
     .why(why_not(&mount.kind))
     .seen("/proc/self/mountinfo", at.clone());
     let finding = match mount.kind.as_str() {
-        "overlay" | "fuse.fuse-overlayfs" => {
-            finding.command("docker run -v /data:/data ...   # a volume on ext4 or xfs, and the file in it")
-        }
+        "overlay" | "fuse.fuse-overlayfs" => finding.command(
+            "-v /data:/data   # an option of docker run: a volume on ext4 or xfs, and the file in it",
+        ),
         _ => finding.command(format!(
             "cp {} /data/   # to ext4 or xfs on an NVMe drive; findmnt -t ext4,xfs lists them",
             shell(&storage.path)

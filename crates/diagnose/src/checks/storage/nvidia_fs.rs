@@ -101,7 +101,7 @@ fn no_node(nodes: &[DeviceNode], container: bool) -> Option<(String, Finding)> {
         Finding::new("storage-nvidia-fs-nodes", Severity::Error, title)
             .why("The module is loaded, but cuFile cannot open its device files. Some releases of libcufile then close file descriptor 0 of the process.")
     };
-    let docker = "docker run $(for f in /dev/nvidia-fs*; do echo --device $f; done) -v /run/udev:/run/udev:ro --gpus all ...   # or NVIDIA_GDS=enabled with NVIDIA's container toolkit";
+    let docker = "--gpus all -v /run/udev:/run/udev:ro $(for f in /dev/nvidia-fs*; do echo --device $f; done)   # options of docker run; or NVIDIA_GDS=enabled with NVIDIA's container toolkit";
     let Some(first) = nodes.first() else {
         let finding = finding("nvidia-fs is loaded, but there is no /dev/nvidia-fs*".to_owned())
             .seen("/dev", "no nvidia-fs*");
