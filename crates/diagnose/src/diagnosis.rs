@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::checks;
+use crate::container;
 use crate::finding::{Finding, Severity};
 use crate::fold;
 use crate::lost;
@@ -48,6 +49,8 @@ fn with_findings(facts: &Facts, more: Vec<Finding>) -> Diagnosis {
     let analysis = Analysis::of(facts);
     let mut findings = checks::run(&analysis);
     findings.extend(more);
+    // Before causal chains are folded: their ways out are made of these fixes.
+    container::name_the_side(facts, &mut findings);
     let mut verdicts = verdict::of(&analysis, &findings);
     severity::settle(&mut findings, &verdicts);
     let mut findings = fold::fold(findings, &verdicts);

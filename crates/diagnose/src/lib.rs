@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod checks;
+mod container;
 mod diagnosis;
 pub mod draw;
 pub mod explain;

@@ -71,20 +71,6 @@ fn a_module_is_not_loaded_into_a_kernel_without_its_interface() {
 }
 
 #[test]
-fn fixes_in_a_container_name_the_side() {
-    let mut set = closed();
-    set.push(("/kernel/peer_memory_clients", json!([])));
-    set.push(("/process/container", json!("docker")));
-    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
-    let text = said(&facts);
-    assert!(
-        text.contains("on the host, not in the container")
-            || text.contains("On the host, not in the container"),
-        "{text}"
-    );
-}
-
-#[test]
 fn the_other_method_is_named_in_the_right_direction() {
     let works = |text: &str, wanted: &str, wrong: &str| {
         assert!(text.contains(wanted), "{text}");
@@ -219,4 +205,80 @@ fn a_container_with_a_part_of_the_gpus_says_so() {
     let remove: Vec<&str> = remove.iter().map(String::as_str).collect();
     let text = said(&facts("dgx-h100", &remove, &set));
     assert!(text.contains("GPUs of this container: 1 of 8"), "{text}");
+}
+
+#[test]
+fn the_module_that_is_loaded_is_the_one_that_is_named() {
+    let mut set = closed();
+    set.push(("/kernel/peer_memory_clients", json!([])));
+    set.push(("/kernel/modules/nv_peer_mem", json!({})));
+    let facts = facts("dgx-a100", &["/kernel/modules/nvidia_peermem"], &set);
+    let text = said(&facts);
+    assert!(text.contains("/sys/module/nv_peer_mem: loaded"), "{text}");
+    assert!(
+        !text.contains("/sys/module/nvidia_peermem: loaded") && text.contains("rmmod nv_peer_mem"),
+        "{text}"
+    );
+}
+
+#[test]
+fn software_devices_are_no_lack_of_devices() {
+    let soft = json!([{"name": "rxe0", "driver": "rxe", "ports": [{"number": 1, "state": "ACTIVE"}]}]);
+    let text = said(&facts("dgx-h100", &[], &[("/nics", soft.clone())]));
+    assert!(text.contains("nic-no-rdma") && text.contains("only rxe0 (rxe)"), "{text}");
+    assert!(text.contains("sudo modprobe -a mlx5_ib ib_uverbs rdma_ucm"), "{text}");
+    let mut set = vec![("/nics", soft), ("/process/container", json!("docker"))];
+    set.push(("/kernel/modules/mlx5_ib", json!({})));
+    let text = said(&facts("dgx-h100", &[], &set));
+    assert!(text.contains("nic-other-namespace") && text.contains("only rxe0 (rxe), although"), "{text}");
+}
+
+#[test]
+fn the_module_of_an_adapter_is_its_vendors() {
+    let efa = said(&facts("p5-efa", &[], &[("/nics", json!([]))]));
+    assert!(efa.contains("sudo modprobe -a efa ib_uverbs") && !efa.contains("mlx5"), "{efa}");
+    let mut facts = machines::machine("dgx-h100").unwrap();
+    facts.nics.clear();
+    for device in facts.pci.iter_mut().filter(|device| device.is_network()) {
+        (device.device, device.driver) = (0x1003, None);
+    }
+    let text = said(&facts);
+    assert!(text.contains("sudo modprobe -a mlx4_core mlx4_ib ib_uverbs"), "{text}");
+}
+
+#[test]
+fn a_refused_pair_names_the_adapters_that_register() {
+    let registration = |nic: &str, ok: bool| {
+        json!({"gpu": "0000:18:00.0", "nic": nic, "way": "dma-buf", "bytes": 2_097_152,
+            "probe": {"ok": ok, "errno": 14, "detail": "Bad address"}})
+    };
+    let mut machine = machines::machine("dgx-h100").unwrap();
+    let all: Vec<Value> = [("mlx5_0", true), ("mlx5_1", true), ("mlx5_2", false)]
+        .into_iter()
+        .map(|(nic, ok)| registration(nic, ok))
+        .collect();
+    machine.registrations = serde_json::from_value(json!(all)).unwrap();
+    for registration in &mut machine.registrations {
+        registration.gpu.clone_from(&machine.gpus[0].address);
+    }
+    let text = said(&machine);
+    let wanted = "NCCL_IB_HCA==mlx5_0,mlx5_1 UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1";
+    assert!(text.contains("Processes of GPU 0") && text.contains(wanted), "{text}");
+}
+
+#[test]
+fn words_of_the_kernel_command_line_come_with_a_command() {
+    let translated = [("/pci/*/iommu", json!({"group": 7, "kind": "DMA-FQ"}))];
+    let text = said(&facts("dgx-h100", &[], &translated));
+    assert!(text.contains("/&intel_iommu=on iommu=pt /' /etc/default/grub && sudo update-grub"), "{text}");
+    assert!(text.contains("sudo grubby --update-kernel=ALL --args='intel_iommu=on iommu=pt'"), "{text}");
+}
+
+#[test]
+fn the_open_module_is_of_the_drivers_branch() {
+    let set =
+        [("/kernel/nvidia/version", json!("550.90.07")), ("/libraries/nvml/version", json!("550.90.07"))];
+    let set: Vec<_> = closed().into_iter().chain(set).collect();
+    let text = said(&facts("dgx-a100", &[], &set));
+    assert!(text.contains("sudo apt install nvidia-open-550"), "{text}");
 }

@@ -25,11 +25,6 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     found
 }
 
-/// Modules belong to the host.
-fn place(facts: &Facts) -> &'static str {
-    if facts.is_container() { "on the host, not in the container: " } else { "" }
-}
-
 fn name(open: bool) -> &'static str {
     if open { "open" } else { "proprietary" }
 }
@@ -60,7 +55,8 @@ fn flavour(facts: &Facts, module: &Gdrdrv, nvidia: &NvidiaModule) -> Option<Find
                 "Built for the proprietary flavour it maps memory of this GPU uncached, and copies are slow.",
             )
             .seen("/proc/driver/gdrdrv/params", "no flavour: gdrdrv before 2.5, or hidden by a container")
-            .fix(format!("{}`sudo dmesg | grep 'loading gdrdrv'`", place(facts)))
+            .fix("`sudo dmesg | grep 'loading gdrdrv'`")
+            .root()
         });
     };
     if built == loaded {
@@ -93,8 +89,7 @@ fn flavour(facts: &Facts, module: &Gdrdrv, nvidia: &NvidiaModule) -> Option<Find
         .seen(source, format!("built for the {built} flavour"))
         .seen("/proc/driver/nvidia/version", format!("{}, {loaded}", nvidia.version))
         .fix(format!(
-            "{}{RELOAD}   (it is built for the sources in /usr/src/nvidia-*: remove those of other versions)",
-            place(facts)
+            "{RELOAD}   (it is built for the sources in /usr/src/nvidia-*: remove those of other versions)"
         ))
         .root(),
     )
@@ -114,7 +109,7 @@ fn version(facts: &Facts, module: &Gdrdrv) -> Option<Finding> {
         return Some(
             finding(Severity::Warning, "the one does not open the other")
                 .why("gdr_open fails: UCX and NVSHMEM use slow copies for short messages.")
-                .fix(format!("{}{RELOAD}   (and the same version of libgdrapi in the image)", place(facts)))
+                .fix(format!("{RELOAD}   (and the same version of libgdrapi in the image)"))
                 .root(),
         );
     }
@@ -129,7 +124,7 @@ fn version(facts: &Facts, module: &Gdrdrv) -> Option<Finding> {
     Some(
         finding(Severity::Info, "the module is older")
             .why(format!("GDRCopy works without {}.", missing.join(", ")))
-            .fix(format!("{}{RELOAD}", place(facts)))
+            .fix(RELOAD)
             .root(),
     )
 }
@@ -145,7 +140,7 @@ fn peermem(facts: &Facts, nvidia: &NvidiaModule) -> Option<Finding> {
             .why("The module uses functions of the driver that it was built with. Registrations can fail or end in callbacks without a context, and the next boot may refuse the module.")
             .seen("/sys/module/nvidia_peermem/version", module)
             .seen("/proc/driver/nvidia/version", nvidia.version.clone())
-            .fix(format!("{}`sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem`   (if the version stays, reinstall the driver: `sudo dkms autoinstall --force`)", place(facts)))
+            .fix("`sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem`   (if the version stays, reinstall the driver: `sudo dkms autoinstall --force`)")
             .root(),
     )
 }
