@@ -1,15 +1,25 @@
 //! Causes that several messages and completions have, each with the facts under which it is worth a
 //! look.
 
-use super::known::Cause;
+use super::known::{Cause, Fix};
+use crate::checks::peer_module::PeerModule;
 use nobounce_topology::facts::{Facts, Gpu, GpuVendor, Port};
 
 pub(super) const fn always(text: &'static str, fix: &'static str) -> Cause {
-    Cause { when: |_, _| true, text, fix }
+    Cause { when: |_, _| true, text, fix: Fix::Text(fix) }
 }
 
 pub(super) const fn when(when: fn(&Facts, &str) -> bool, text: &'static str, fix: &'static str) -> Cause {
-    Cause { when, text, fix }
+    Cause { when, text, fix: Fix::Text(fix) }
+}
+
+/// No peer-memory module is loaded: the one that fits is the fix, or `other`.
+pub(super) const fn no_module(
+    when: fn(&Facts, &str) -> bool,
+    text: &'static str,
+    other: &'static str,
+) -> Cause {
+    Cause { when, text, fix: Fix::LoadModule(other) }
 }
 
 /// Whether a port is RoCE, or may be.
@@ -40,8 +50,9 @@ pub(super) fn is_vmm_address(facts: &Facts, line: &str) -> bool {
     })
 }
 
+/// Whether a peer-memory module is loaded, the driver's own or the old one.
 pub(super) fn peermem_loaded(facts: &Facts) -> bool {
-    facts.kernel.is_loaded("nvidia_peermem") == Some(true)
+    PeerModule(facts).loaded().is_some()
 }
 
 pub(super) fn is_locked_without_limit(facts: &Facts) -> bool {
@@ -127,10 +138,10 @@ pub(super) const NO_PAGES: &[Cause] = &[
         "the memory is of CUDA's virtual memory API (expandable segments, vLLM's sleep mode, cuMemCreate) without the flag for GPUDirect RDMA",
         "allocate with gpuDirectRDMACapable, or switch sleep mode and expandable_segments off (PYTORCH_CUDA_ALLOC_CONF)",
     ),
-    when(
+    no_module(
         |facts, _| !peermem_loaded(facts) && !has_amd(facts),
         "no peer-memory module serves the GPU",
-        "`sudo modprobe nvidia_peermem`   (or a program that registers by dma-buf)",
+        "or a program that registers by dma-buf",
     ),
     when(|facts, _| has_amd(facts), NO_AMD_PEER, AMD_DMA_BUF),
 ];
@@ -148,10 +159,10 @@ pub(super) const BAD_RANGE: &[Cause] = &[
         "the memory is of CUDA's virtual memory API (expandable segments): the range spans several allocations",
         "switch expandable_segments off (PYTORCH_CUDA_ALLOC_CONF), or upgrade the program",
     ),
-    when(
+    no_module(
         |facts, _| !has_amd(facts) && !peermem_loaded(facts),
         "no peer-memory module serves the GPU",
-        "`sudo modprobe nvidia_peermem`   (or a program that registers by dma-buf)",
+        "or a program that registers by dma-buf",
     ),
     always(
         "the range does not fit the allocation: a part of it was registered with the offset of the whole",
@@ -219,7 +230,7 @@ pub(super) const NO_DEVICE: &[Cause] = &[
     ),
     always(
         "the RDMA driver is not loaded, or every port is down",
-        "`ibv_devinfo`; `sudo modprobe mlx5_ib ib_uverbs`   (or the vendor's driver)",
+        "`ibv_devinfo`; `sudo modprobe -a mlx5_ib ib_uverbs`   (or the vendor's driver)",
     ),
 ];
 
@@ -230,22 +241,22 @@ pub(super) const REFUSED: &[Cause] = &[
         "GeForce and TITAN cards have no GPUDirect RDMA",
         "use a data-centre or professional GPU",
     ),
-    when(
+    no_module(
         |facts, _| !peermem_loaded(facts),
         "no peer-memory module serves the GPU",
-        "`sudo modprobe nvidia_peermem`   (perftest: or `--use_cuda_dmabuf`)",
+        "perftest: or `--use_cuda_dmabuf`",
     ),
-    when(
-        |facts, _| peermem_loaded(facts),
-        "nvidia_peermem is loaded, but not registered with this ib_core",
-        "reinstall the NVIDIA driver after OFED, or use dma-buf (perftest: `--use_cuda_dmabuf`)",
-    ),
+    Cause {
+        when: |facts, _| peermem_loaded(facts),
+        text: "the peer-memory module is loaded, but not registered with this ib_core",
+        fix: Fix::ReloadModule("or use dma-buf; perftest: `--use_cuda_dmabuf`"),
+    },
 ];
 
 /// Registration by dma-buf that the adapter's driver lacks.
 pub(super) const DRIVER_WITHOUT_DMA_BUF: &[Cause] = &[always(
     "the adapter's kernel driver is too old for dma-buf (mlx5 since 5.12, efa since 5.16, irdma and bnxt_re since 6.5), or an old OFED replaced it",
-    "upgrade the adapter's driver (DOCA-OFED, the EFA installer, a newer kernel), or load nvidia_peermem",
+    "upgrade the adapter's driver (DOCA-OFED, the EFA installer, a newer kernel), or use peer memory",
 )];
 
 /// Packets longer than the other end takes.
@@ -275,10 +286,10 @@ pub(super) const STAGED: &[Cause] = &[
         "GeForce and TITAN cards have no GPUDirect RDMA",
         "use a data-centre or professional GPU",
     ),
-    when(
-        |facts, _| !peermem_loaded(facts) && facts.kernel.is_loaded("nv_peer_mem") != Some(true),
+    no_module(
+        |facts, _| !peermem_loaded(facts),
         "neither peer memory nor dma-buf serves the GPU",
-        "`sudo modprobe nvidia_peermem`, or the open kernel module with NCCL 2.13 and newer",
+        "or the open kernel module with NCCL 2.13 and newer",
     ),
     when(
         |facts, _| facts.gpus.iter().any(|gpu| gpu.compute_capability.get().is_some_and(|cc| cc < 80)),

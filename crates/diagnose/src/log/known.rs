@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Seen;
 use super::messages::MESSAGES;
+use crate::checks::peer_module::PeerModule;
 use nobounce_topology::facts::Facts;
 
 /// A cause of what a log shows, and its remedy.
@@ -16,7 +17,30 @@ pub struct LogCause {
     /// The cause.
     pub cause: &'static str,
     /// What to do.
-    pub fix: &'static str,
+    pub fix: String,
+}
+
+/// What mends a cause.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fix {
+    /// The same on every machine.
+    Text(&'static str),
+    /// The peer-memory module that fits the machine is loaded, or this.
+    LoadModule(&'static str),
+    /// The loaded peer-memory module is loaded or built again, or this.
+    ReloadModule(&'static str),
+}
+
+impl Fix {
+    fn on(self, facts: &Facts) -> String {
+        let (fix, or) = match self {
+            Self::Text(text) => return text.to_owned(),
+            Self::LoadModule(or) => (PeerModule(facts).words(), or),
+            Self::ReloadModule(or) => (PeerModule(facts).reload(), or),
+        };
+        let host = if facts.is_container() { "on the host, not in the container: " } else { "" };
+        format!("{host}{fix}; {or}")
+    }
 }
 
 /// A cause with the condition under which it is worth a look.
@@ -24,7 +48,7 @@ pub struct LogCause {
 pub(super) struct Cause {
     pub(super) when: fn(&Facts, &str) -> bool,
     pub(super) text: &'static str,
-    pub(super) fix: &'static str,
+    pub(super) fix: Fix,
 }
 
 /// The causes that these facts and this line allow, the likeliest first.
@@ -37,7 +61,7 @@ pub(super) fn causes(
     causes.iter().filter(|cause| (cause.when)(facts, line)).map(|cause| LogCause {
         problem: problem.to_owned(),
         cause: cause.text,
-        fix: cause.fix,
+        fix: cause.fix.on(facts),
     })
 }
 

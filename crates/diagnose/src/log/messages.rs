@@ -1,7 +1,8 @@
 //! The messages whose causes are known: one table.
 
 use super::causes::*;
-use super::known::Message;
+use super::known::{Cause, Fix, Message};
+use crate::checks::peer_module::PeerModule;
 
 /// Specific messages stand before general ones.
 pub(super) const MESSAGES: &[Message] = &[
@@ -36,7 +37,7 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "the adapter's driver does not take dma-bufs",
         causes: &[always(
             "the kernel driver of the adapter is too old, or a software adapter",
-            "upgrade it (DOCA-OFED, kernel 5.12 and newer), or load nvidia_peermem",
+            "upgrade it (DOCA-OFED, kernel 5.12 and newer), or use peer memory",
         )],
     },
     Message {
@@ -67,10 +68,18 @@ pub(super) const MESSAGES: &[Message] = &[
     Message {
         words: &["without nvidia-peermem"],
         meaning: "the program found neither nvidia_peermem nor dma-buf",
-        causes: &[always(
-            "nvidia_peermem is not loaded, and the GPU's driver exports no dma-bufs",
-            "`sudo modprobe nvidia_peermem`, or the open kernel module",
-        )],
+        causes: &[
+            no_module(
+                |facts, _| !peermem_loaded(facts),
+                "nvidia_peermem is not loaded, and the GPU's driver exports no dma-bufs",
+                "or the open kernel module",
+            ),
+            when(
+                |facts, _| peermem_loaded(facts),
+                "a peer-memory module is loaded that the program does not look for, and the GPU's driver exports no dma-bufs",
+                "use the open kernel module, or a version of the program that finds the module",
+            ),
+        ],
     },
     Message {
         words: &["ibv_reg_mr", "Cannot allocate memory"],
@@ -191,14 +200,19 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "NVSHMEM detects no peer memory",
         causes: &[
             when(
-                |facts, _| peermem_loaded(facts),
+                |facts, _| PeerModule(facts).loaded() == Some("nvidia_peermem"),
                 "nvidia_peermem is loaded: this NVSHMEM looks only for /sys/kernel/mm/memory_peers/nv_mem, which newer drivers and OFEDs do not have",
                 "upgrade NVSHMEM (3.3 and newer also look for /sys/module/nvidia_peermem)",
             ),
-            when(
+            Cause {
+                when: |facts, _| PeerModule(facts).loaded() == Some("nv_peer_mem"),
+                text: "nv_peer_mem is loaded, but not registered with this ib_core",
+                fix: Fix::ReloadModule("or an NVSHMEM that registers by dma-buf"),
+            },
+            no_module(
                 |facts, _| !peermem_loaded(facts),
-                "nvidia_peermem is not loaded",
-                "`sudo modprobe nvidia_peermem`   (on the host)",
+                "no peer-memory module is loaded",
+                "or an NVSHMEM that registers by dma-buf",
             ),
         ],
     },
