@@ -127,6 +127,8 @@ explanations! {
     "The port counters link_downed or symbol_error are high for one adapter and low for others of the machine. Then the cable, the transceiver or a port is bad: packets are retransmitted, and operations end with status 12 when the link is down for too long. Manual check: mlxlink -d DEVICE -m -c; perfquery on InfiniBand.";
     "link-layers", "Some adapters are InfiniBand, others Ethernet",
     "Servers often have adapters for storage and management beside those of the compute network. NCCL uses every active adapter unless NCCL_IB_HCA is set, UCX unless UCX_NET_DEVICES is set. If an adapter of the compute network is Ethernet by mistake, mlxconfig -d DEVICE set LINK_TYPE_P1=1 makes it InfiniBand.";
+    "log-not-direct", "A log shows connections that are not direct although the facts promise it",
+    "A log tells what a library did, and facts only what is possible. NCCL marks direct connections with GDRDMA, UCX by zero-copy protocols over an adapter; libfabric names the provider that it selected. Where such a log of this machine shows staged connections or sockets for a pair that would be direct, the plan of the library in the table becomes that of the log. Usual causes: the job ran with other variables, another version or another container than doctor.";
     "max-payload", "PCIe packets are smaller than they could be",
     "MaxPayload is the minimum over all ports on the path. With 128 bytes, headers take 19 % of the link, with 256 bytes 10 %. The firmware sets it; with pci=pcie_bus_perf the kernel raises it.";
     "max-read-request", "The adapter's read requests are small",

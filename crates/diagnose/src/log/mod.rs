@@ -12,6 +12,7 @@ mod messages;
 mod nccl;
 mod overrule;
 mod report;
+mod rows;
 mod text;
 mod ucx;
 
@@ -27,7 +28,8 @@ pub use known::{Known, LogCause};
 pub use lines::MAX_LINE;
 pub use nccl::{NcclLog, Rank, Transport};
 pub use overrule::overrule;
-pub use report::{LogReport, LogRow, join_fabric, join_nccl, join_other, join_ucx};
+pub use report::{LogReport, join_fabric, join_nccl, join_other, join_ucx};
+pub use rows::LogRow;
 pub use ucx::{UcxLog, UcxUse};
 
 /// Distinct entries that are kept of each kind. Further ones are only counted.

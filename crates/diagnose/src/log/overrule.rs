@@ -1,35 +1,118 @@
 //! What a log shows outweighs what the facts promise.
 
 use super::LogReport;
+use super::rows::LogRow;
+use crate::checks::list;
 use crate::diagnosis::Diagnosis;
-use crate::verdict::{Use, UseKind, Verdict};
+use crate::finding::{Finding, Severity};
+use crate::nccl;
+use crate::verdict::{PathKind, Use, UseKind, Verdict};
 use nobounce_topology::facts::Facts;
 
-/// Puts what the logs show into the verdicts of the pairs that they name.
+/// Puts what the logs show into the verdicts that they refute, with one finding about all of them.
 pub fn overrule(diagnosis: &mut Diagnosis, facts: &Facts, reports: &[LogReport]) {
+    let mut refuting: Vec<&LogReport> = Vec::new();
+    let mut gpus: Vec<String> = Vec::new();
     for report in reports {
-        for row in &report.not_direct {
-            let ours = row.host.is_empty() || facts.host.as_deref().is_none_or(|host| host == row.host);
-            let Some(adapter) = row.adapter.as_deref().filter(|_| ours) else { continue };
-            let is_of_row = |verdict: &&mut Verdict| {
-                // Merged adapters are `mlx5_0+mlx5_1`.
-                adapter.split('+').any(|name| name == verdict.nic)
-                    && row.gpu.as_deref().is_none_or(|gpu| gpu == verdict.gpu)
-            };
-            for verdict in diagnosis.verdicts.iter_mut().filter(is_of_row) {
-                match report.program {
-                    "NCCL" => replace(&mut verdict.nccl, format!("log: {} without GDRDMA", row.way)),
-                    "UCX" => replace(&mut verdict.ucx, format!("log: {}", row.way)),
-                    _ => {}
+        // NCCL reaches the adapters of EFA only through libfabric; other users of it have no plan.
+        let promised = report.program == "libfabric"
+            && diagnosis.verdicts.iter().any(|verdict| verdict.best && is_promised(verdict));
+        let mut refuted = promised && !report.not_direct.is_empty();
+        let mixed = report.totals.get("direct").is_some_and(|count| *count > 0);
+        for row in report.not_direct.iter().filter(|row| row.here) {
+            for verdict in diagnosis.verdicts.iter_mut().filter(|verdict| is_about(row, verdict, mixed)) {
+                if replace(report.program, row, facts, verdict) {
+                    refuted = true;
+                    gpus.push(verdict.gpu.clone());
                 }
             }
         }
+        if refuted {
+            refuting.push(report);
+        }
+    }
+    if refuting.is_empty() {
+        return;
+    }
+    gpus.sort();
+    gpus.dedup();
+    // Behind the errors and what is below them.
+    let is_next = |finding: &Finding| finding.under.is_none() && finding.severity < Severity::Error;
+    let at = diagnosis.findings.iter().position(is_next).unwrap_or(diagnosis.findings.len());
+    diagnosis.findings.insert(at, finding(&refuting).on(gpus));
+    diagnosis.direct_is_lost = true;
+}
+
+fn is_promised(verdict: &Verdict) -> bool {
+    matches!(verdict.path, PathKind::Direct | PathKind::Slow)
+}
+
+/// Whether a row is about a verdict. Without an adapter it is about all of its GPU's, and without a
+/// GPU about all, unless other connections of the log are direct.
+fn is_about(row: &LogRow, verdict: &Verdict, mixed: bool) -> bool {
+    if row.gpu.as_deref().is_some_and(|gpu| gpu != verdict.gpu) {
+        return false;
+    }
+    match row.adapter.as_deref().filter(|_| !row.sockets) {
+        // Merged adapters are `mlx5_0+mlx5_1`.
+        Some(adapter) => adapter.split('+').any(|name| name == verdict.nic),
+        None => !mixed,
     }
 }
 
-/// A plan that the log refutes.
-fn replace(plan: &mut Use, shown: String) {
-    if matches!(plan.kind, UseKind::Direct | UseKind::Unknown) {
-        *plan = Use::staged(shown);
+/// Replaces a plan that the row refutes.
+fn replace(program: &str, row: &LogRow, facts: &Facts, verdict: &mut Verdict) -> bool {
+    let is_efa = || facts.nics.iter().any(|nic| nic.name == verdict.nic && nccl::is_efa(nic));
+    let plan = match program {
+        "NCCL" => &mut verdict.nccl,
+        "libfabric" if is_efa() => &mut verdict.nccl,
+        "UCX" => &mut verdict.ucx,
+        _ => return false,
+    };
+    if !matches!(plan.kind, UseKind::Direct | UseKind::Unknown) {
+        return false;
+    }
+    *plan = match (program, row.sockets) {
+        (_, true) => Use::none(format!("log: {} instead of the adapter", row.way)),
+        ("NCCL", false) => Use::staged(format!("log: {} without GDRDMA", row.way)),
+        _ => Use::staged(format!("log: {}", row.way)),
+    };
+    true
+}
+
+/// The contradiction, with the counts of each log and what explains it.
+fn finding(reports: &[&LogReport]) -> Finding {
+    let programs: Vec<&str> = reports.iter().map(|report| report.program).collect();
+    let rows = || reports.iter().flat_map(|report| &report.not_direct).filter(|row| row.here);
+    let count = |sockets: bool| rows().filter(|row| row.sockets == sockets).map(|row| row.count).sum::<u64>();
+    let counts = [(count(false), "staged through host memory"), (count(true), "over sockets")];
+    let counts = counts.iter().filter(|(count, _)| *count > 0);
+    let counts: Vec<String> = counts.map(|(count, what)| format!("{count} {what}")).collect();
+    let title =
+        format!("the log of {} shows connections that are not direct: {}", list(&programs), list(&counts));
+    let mut why = "It outweighs what the facts of this machine promise, and the plans in the table are those of the log.".to_owned();
+    let mut reasons: Vec<&str> = rows().flat_map(|row| &row.why).map(String::as_str).collect();
+    reasons.dedup();
+    reasons.truncate(2);
+    if !reasons.is_empty() {
+        why = format!("{why} Reasons: {}.", reasons.join("; "));
+    }
+    let mut finding = Finding::new("log-not-direct", Severity::Warning, title).why(why);
+    for report in reports {
+        if let Some(row) = report.not_direct.iter().find(|row| row.here) {
+            finding = finding.seen(format!("log of {}", report.program), row.way.clone());
+        }
+    }
+    let explained: Vec<&str> = reports.iter().flat_map(|report| report.findings.iter().copied()).collect();
+    let cause = reports.iter().find_map(|report| report.causes.first());
+    finding = match cause {
+        _ if !explained.is_empty() => finding.fix(format!("fix what explains it here: {}", list(&explained))),
+        Some(cause) => finding.fix(format!("if {}: {}", cause.cause, cause.fix)),
+        None => finding.fix("compare variables and versions of the job with those of this process; the report of the log below lists the connections"),
+    };
+    match programs.as_slice() {
+        ["NCCL"] => finding.of_library("NCCL").stages(),
+        ["UCX"] => finding.of_library("UCX").stages(),
+        _ => finding.stages(),
     }
 }

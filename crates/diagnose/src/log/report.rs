@@ -4,22 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use super::rows::{LogRow, count_links, nccl_row};
 use super::{
     AdapterErrors, FabricLog, Fatal, Known, LogCause, NcclLog, OtherLog, Seen, UcxLog, causes, fatal, known,
 };
 use crate::diagnosis::Diagnosis;
 use crate::finding::Severity;
-use crate::verdict::PathKind;
 use nobounce_topology::facts::{Facts, Library, Port, Read};
 
 /// What a log comes to.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct LogReport {
-    /// Whose log: `NCCL` or `UCX`.
+    /// Whose log: `NCCL`, `UCX`, `libfabric`, or `other`.
     pub program: &'static str,
     /// Lines of that program's.
     pub lines: u64,
-    /// Connections by how they go: `direct`, `staged`, `sockets`, `local`.
+    /// Connections by how they go: `direct`, `staged`, `sockets`, `local`; for libfabric, providers:
+    /// `selected`, `sockets`.
     pub totals: BTreeMap<&'static str, u64>,
     /// Connections over the network that are not direct, put together by host, GPU and adapter.
     pub not_direct: Vec<LogRow>,
@@ -40,25 +41,6 @@ pub struct LogReport {
     pub direct_is_lost: bool,
     /// Further words.
     pub notes: Vec<String>,
-}
-
-/// Connections that are not direct.
-#[derive(Clone, Debug, Serialize)]
-pub struct LogRow {
-    /// The host, if the log names it.
-    pub host: String,
-    /// The rank, for NCCL.
-    pub rank: Option<u32>,
-    /// PCI address of the GPU, if it is known.
-    pub gpu: Option<String>,
-    /// The adapter, if it is known.
-    pub adapter: Option<String>,
-    /// `NET/IB`, `NET/Socket`, or UCX's lane.
-    pub way: String,
-    /// How many.
-    pub count: u64,
-    /// Why, as far as this machine's facts tell.
-    pub why: Vec<String>,
 }
 
 /// Settings that NCCL names in its log and that keep it from GPUDirect, with the value that does.
@@ -88,7 +70,7 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
     let again = job.as_ref().map(crate::diagnose);
     let diagnosis = again.as_ref().unwrap_or(diagnosis);
     for (key, count) in count_links(log, &mut report.totals) {
-        report.not_direct.push(nccl_row(log, key, count, &ours, diagnosis));
+        report.not_direct.push(nccl_row(log, key, count, &ours, facts, diagnosis));
     }
     report.settings = defeating_settings(log);
     report.problems =
@@ -110,78 +92,6 @@ pub fn join_nccl(log: &NcclLog, facts: &Facts, diagnosis: &Diagnosis) -> LogRepo
         ],
     );
     report
-}
-
-/// Host, rank, adapter and transport identify a row of connections that are not direct.
-type RowKey = (String, u32, Option<String>, String);
-
-/// Each link adds to the total of its kind; links that are not direct add to their row as well.
-fn count_links(log: &NcclLog, totals: &mut BTreeMap<&'static str, u64>) -> BTreeMap<RowKey, u64> {
-    let mut rows: BTreeMap<RowKey, u64> = BTreeMap::new();
-    for (link, &count) in &log.links {
-        let transport = &link.transport;
-        let kind = if !transport.is_network() {
-            "local"
-        } else if !transport.is_rdma() {
-            "sockets"
-        } else if transport.gdrdma {
-            "direct"
-        } else {
-            "staged"
-        };
-        *totals.entry(kind).or_default() += count;
-        if matches!(kind, "sockets" | "staged") {
-            let adapter = link
-                .device
-                .and_then(|device| log.adapters.get(&link.host)?.get(usize::try_from(device).ok()?))
-                .cloned();
-            let adapter = if kind == "sockets" { None } else { adapter };
-            *rows.entry((link.host.clone(), link.rank, adapter, transport.name.clone())).or_default() +=
-                count;
-        }
-    }
-    rows
-}
-
-/// The log and the verdicts of this machine explain one row.
-fn nccl_row(
-    log: &NcclLog,
-    (host, rank, adapter, way): RowKey,
-    count: u64,
-    ours: &dyn Fn(&str) -> bool,
-    diagnosis: &Diagnosis,
-) -> LogRow {
-    let gpu = log.ranks.get(&rank).map(|rank| rank.gpu.clone());
-    let mut why = Vec::new();
-    let off = |name: &Option<String>| {
-        name.as_ref().and_then(|name| log.gpu_direct.get(&(host.clone(), name.clone())))
-    };
-    if off(&adapter) == Some(&false) {
-        why.push("NCCL log: GPU Direct RDMA Disabled for this adapter".to_owned());
-    }
-    if ours(&host) {
-        why.extend(reasons_of_verdict(diagnosis, gpu.as_deref(), adapter.as_deref()));
-    }
-    LogRow { host, rank: Some(rank), gpu, adapter, way, count, why }
-}
-
-/// The verdict of the row's own pair, else of the GPU's best pair, says why it is not direct.
-fn reasons_of_verdict(diagnosis: &Diagnosis, gpu: Option<&str>, adapter: Option<&str>) -> Vec<String> {
-    let pairs = diagnosis.verdicts.iter().filter(|verdict| gpu.is_none_or(|gpu| gpu == verdict.gpu));
-    let pair = pairs
-        .clone()
-        .find(|verdict| {
-            // Merged adapters are `mlx5_0+mlx5_1`.
-            adapter.is_some_and(|names| names.split('+').any(|name| name == verdict.nic))
-        })
-        .or_else(|| pairs.clone().find(|v| v.best));
-    match pair {
-        Some(verdict) if verdict.path == PathKind::Staged => verdict.reasons.clone(),
-        Some(verdict) if verdict.nccl.kind != crate::verdict::UseKind::Direct => {
-            vec![verdict.nccl.text.clone()]
-        }
-        _ => Vec::new(),
-    }
 }
 
 /// Variables of the log that keep NCCL from GPUDirect become settings of the report.
@@ -298,13 +208,13 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
                     && verdict.ucx.kind != crate::verdict::UseKind::Direct
             });
             report.not_direct.push(LogRow {
-                host: String::new(),
-                rank: None,
-                gpu: None,
                 adapter,
                 way: format!("{}, {}: {} over {}", used.operation, used.range, used.protocol, used.lane),
                 count,
                 why: pair.map(|verdict| verdict.ucx.text.clone()).into_iter().collect(),
+                here: true,
+                sockets: kind == "sockets",
+                ..LogRow::default()
             });
         }
     }
@@ -324,6 +234,16 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
         log.lanes.iter().filter(|(lane, _)| !lane.starts_with("tcp/")).map(|(_, count)| count).sum();
     if tcp > 0 && rdma == 0 {
         report.notes.push(format!("all {tcp} connections between machines use TCP"));
+        if report.not_direct.is_empty() {
+            let way = "tcp".to_owned();
+            report.not_direct.push(LogRow {
+                way,
+                count: tcp,
+                here: true,
+                sockets: true,
+                ..LogRow::default()
+            });
+        }
     }
     for ((device, what), found) in &log.detected {
         if !found {
@@ -436,14 +356,24 @@ pub fn join_fabric(log: &FabricLog, facts: &Facts, diagnosis: &Diagnosis) -> Log
         let kind = if tcp { "sockets" } else { "selected" };
         *report.totals.entry(kind).or_default() += count;
         report.notes.push(format!("provider {provider} was selected {}", times(*count)));
+        if tcp {
+            let way = format!("libfabric's provider {provider}");
+            let row = LogRow { way, count: *count, here: true, sockets: true, ..LogRow::default() };
+            report.not_direct.push(row);
+        }
     }
     if log.lines == 0 {
         report
             .notes
             .push("no line of libfabric's was recognised: FI_LOG_LEVEL=warn or more writes them".to_owned());
     }
-    let gdr_off =
-        log.problems.keys().any(|meaning| meaning.contains("GPUDirect off") || meaning.contains("emulates"));
+    let off = |meaning: &str| meaning.contains("GPUDirect off") || meaning.contains("emulates");
+    let mut gdr_off = false;
+    for (meaning, seen) in log.problems.iter().filter(|(meaning, _)| off(meaning)) {
+        gdr_off = true;
+        let way = (*meaning).to_owned();
+        report.not_direct.push(LogRow { way, count: seen.count, here: true, ..LogRow::default() });
+    }
     report.direct_is_lost = gdr_off || report.totals.contains_key("sockets") || !report.fatal.is_empty();
     explain(
         &mut report,

@@ -6,12 +6,20 @@ use super::LogReport;
 use super::report::times;
 use nobounce_topology::clean_lines;
 
+/// Rows of each kind that are written out.
+const ROWS: usize = 24;
+
+/// How many rows of a kind are left out.
+fn more(out: &mut String, rows: usize) {
+    if rows > ROWS {
+        let _ = writeln!(out, "  ... and {} more", rows - ROWS);
+    }
+}
+
 impl LogReport {
     /// The report for people.
     #[must_use]
     pub fn text(&self) -> String {
-        /// Rows that are written out.
-        const ROWS: usize = 24;
         let mut out = String::new();
         let count = |kind: &str| self.totals.get(kind).copied().unwrap_or(0);
         let _ = writeln!(
@@ -33,23 +41,16 @@ impl LogReport {
                 parts.push(format!("rank {rank}"));
             }
             if let Some(gpu) = &row.gpu {
-                parts.push(format!("GPU {gpu}"));
+                parts.push(row.label.clone().unwrap_or_else(|| format!("GPU {gpu}")));
             }
             if let Some(adapter) = &row.adapter {
                 parts.push(adapter.clone());
             }
             let why = if row.why.is_empty() { String::new() } else { format!(": {}", row.why.join("; ")) };
-            let _ = writeln!(
-                out,
-                "  not direct: {} via {} ({}){why}",
-                parts.join(", "),
-                row.way,
-                times(row.count)
-            );
+            let who = if parts.is_empty() { String::new() } else { format!("{} via ", parts.join(", ")) };
+            let _ = writeln!(out, "  not direct: {who}{} ({}){why}", row.way, times(row.count));
         }
-        if self.not_direct.len() > ROWS {
-            let _ = writeln!(out, "  ... and {} more", self.not_direct.len() - ROWS);
-        }
+        more(&mut out, self.not_direct.len());
         for setting in &self.settings {
             let _ = writeln!(out, "  set: {setting}");
         }
@@ -59,6 +60,7 @@ impl LogReport {
                 let _ = writeln!(out, "      {}", seen.example);
             }
         }
+        more(&mut out, self.problems.len());
         for fatal in &self.fatal {
             let _ = writeln!(
                 out,
@@ -89,6 +91,7 @@ impl LogReport {
                 let _ = writeln!(out, "      fix: {}", fix.replace('`', ""));
             }
         }
+        more(&mut out, self.adapters.len());
         self.write_causes(&mut out);
         if !self.findings.is_empty() {
             let _ = writeln!(out, "  findings here that explain it: {}", self.findings.join(", "));

@@ -1,0 +1,177 @@
+//! Logs against the verdicts, and causes that fit the machine.
+
+use nobounce_diagnose::verdict::{UseKind, Verdict};
+use nobounce_diagnose::{Diagnosis, Style, diagnose, log, report};
+use nobounce_topology::facts::{Facts, Module, NvidiaModule, Read};
+use nobounce_topology::machines;
+
+fn reports(text: &str, facts: &Facts, diagnosis: &Diagnosis) -> Vec<log::LogReport> {
+    let read = log::read_any(text.as_bytes(), |_| {}).unwrap();
+    vec![
+        log::join_nccl(&read.nccl, facts, diagnosis),
+        log::join_ucx(&read.ucx, facts, diagnosis),
+        log::join_fabric(&read.fabric, facts, diagnosis),
+    ]
+}
+
+/// The diagnosis of a machine after a log.
+fn overruled(text: &str, facts: &Facts) -> Diagnosis {
+    let mut diagnosis = diagnose(facts);
+    let reports = reports(text, facts, &diagnosis);
+    log::overrule(&mut diagnosis, facts, &reports);
+    diagnosis
+}
+
+/// A machine whose verdicts are all direct.
+fn healthy(name: &str) -> Facts {
+    let mut facts = machines::machine(name).unwrap();
+    facts.host = Some("node-a.cluster".to_owned());
+    assert!(!diagnose(&facts).direct_is_lost);
+    facts
+}
+
+fn count(diagnosis: &Diagnosis) -> usize {
+    diagnosis.findings.iter().filter(|finding| finding.id == "log-not-direct").count()
+}
+
+fn best(diagnosis: &Diagnosis) -> impl Iterator<Item = &Verdict> {
+    diagnosis.verdicts.iter().filter(|verdict| verdict.best)
+}
+
+const SOCKETS: &str = "node-a:1:2 [0] NCCL INFO Using network Socket\n\
+    node-a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n\
+    node-a:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n";
+
+#[test]
+fn sockets_of_nccl_refute_the_plan() {
+    let facts = healthy("dgx-h100");
+    let diagnosis = overruled(SOCKETS, &facts);
+    assert_eq!(count(&diagnosis), 1, "{:#?}", diagnosis.findings);
+    let first = &diagnosis.findings[0];
+    assert_eq!((first.id, first.severity.name()), ("log-not-direct", "warning"));
+    assert!(first.title.contains("2 over sockets") && !first.fix.is_empty(), "{first:#?}");
+    assert!(diagnosis.direct_is_lost);
+    assert!(best(&diagnosis).all(|verdict| verdict.nccl.kind == UseKind::None));
+    assert!(best(&diagnosis).all(|verdict| verdict.ucx.kind == UseKind::Direct));
+    let text = report(&facts, &diagnosis, Style { color: false, width: 120, all: false });
+    assert!(text.contains("8 direct; 0 errors, 1 warning") && text.contains("not used"), "{text}");
+}
+
+#[test]
+fn another_host_refutes_nothing() {
+    let facts = healthy("dgx-h100");
+    // Two hosts, and these facts are of neither; with one, its name is taken for another of ours.
+    let other = SOCKETS.replace("node-a", "node-b") + &SOCKETS.replace("node-a", "node-c");
+    assert_eq!(count(&overruled(&other, &facts)), 0);
+    assert_eq!(count(&overruled(&SOCKETS.replace("node-a", "login"), &facts)), 1);
+}
+
+#[test]
+fn sockets_of_ucx_refute_the_plan() {
+    let facts = healthy("dgx-h100");
+    let text = "[1.1] [h:10:0] ucp_worker.c:1763 UCX  INFO    ep_cfg[0]: tag(sysv/memory tcp/eth0)\n";
+    let table = "\
+[1.1] [h:10:0]   proto_debug.c:100  UCX  INFO  | ucp_context_0 inter-node cfg#2 | tagged message by ucp_tag_send* from cuda/GPU0 |
+[1.1] [h:10:0]   proto_debug.c:100  UCX  INFO  |     0..inf | multi-frag copy-in | tcp/eth0 |
+";
+    for text in [text, table] {
+        let diagnosis = overruled(text, &facts);
+        assert_eq!(count(&diagnosis), 1, "{:#?}", diagnosis.findings);
+        assert!(best(&diagnosis).all(|verdict| verdict.ucx.kind == UseKind::None));
+        assert!(best(&diagnosis).all(|verdict| verdict.nccl.kind == UseKind::Direct));
+    }
+}
+
+#[test]
+fn libfabric_without_gpudirect_refutes_the_plan() {
+    let facts = healthy("p5-efa");
+    for text in [
+        "[0] NCCL INFO NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR\n",
+        "libfabric:1:core:core:ofi_reg():1 Selected provider is tcp, fabric is 10.0.0.0\n",
+    ] {
+        let diagnosis = overruled(text, &facts);
+        assert_eq!(count(&diagnosis), 1, "{text}: {:#?}", diagnosis.findings);
+        let plans = || diagnosis.verdicts.iter().map(|verdict| verdict.nccl.kind);
+        assert!(!plans().any(|kind| kind == UseKind::Direct), "{text}");
+    }
+    let fine = "[0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)\n";
+    assert_eq!(count(&overruled(fine, &facts)), 0);
+}
+
+#[test]
+fn a_log_that_agrees_adds_nothing() {
+    let facts = healthy("dgx-h100");
+    let text = "node-a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA\n";
+    assert_eq!(count(&overruled(text, &facts)), 0);
+    // The verdict is staged without the log.
+    let mut facts = healthy("dgx-h100");
+    facts.gpus.iter_mut().for_each(|gpu| gpu.gpudirect_rdma = Read::Yes(false));
+    facts.registrations.clear();
+    let text = "node-a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0\n";
+    assert_eq!(count(&overruled(text, &facts)), 0);
+}
+
+#[test]
+fn gpus_have_the_names_of_the_table_and_cut_lists_say_so() {
+    let facts = healthy("dgx-h100");
+    let address = &facts.gpus[0].address;
+    let short = address.replace("0000:", "").replace([':', '.'], "");
+    let mut text = format!(
+        "node-a:1:2 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId {short} commId 0x65 - Init COMPLETE\n"
+    );
+    text += SOCKETS;
+    for number in 0..30 {
+        let letter = char::from(b'a' + u8::try_from(number % 26).unwrap());
+        text += &format!(
+            "[1.0] [h:1:0] x.c:1 UCX  ERROR problem {letter}{letter} of kind {}\n",
+            "x".repeat(number)
+        );
+    }
+    let diagnosis = diagnose(&facts);
+    let reports = reports(&text, &facts, &diagnosis);
+    let said = reports[0].text();
+    assert!(said.contains("not direct: node-a, rank 0, GPU 0 via NET/Socket"), "{said}");
+    assert!(reports[1].text().contains("... and 6 more"), "{}", reports[1].text());
+}
+
+/// The fixes of a line by the facts.
+fn fixes(line: &str, facts: &Facts) -> String {
+    let read = log::read_any(line.as_bytes(), |_| {}).unwrap();
+    let report = log::join_other(&read.other, facts, &diagnose(facts));
+    report.causes.iter().map(|cause| format!("{}: {}\n", cause.cause, cause.fix)).collect()
+}
+
+#[test]
+fn the_module_of_a_cause_fits_the_machine() {
+    let lines = [
+        "ibv_reg_mr failed: Bad address",
+        "ibv_reg_mr failed: Invalid argument",
+        "Couldn't allocate MR",
+        "mooncake runs without nvidia-peermem",
+        "neither nv_peer_mem, or nvidia_peermem detected",
+    ];
+    let mut plain = machines::machine("dgx-a100").unwrap();
+    let Read::Yes(modules) = &mut plain.kernel.modules else { panic!("no modules") };
+    modules.remove("nvidia_peermem");
+    let mut old = plain.clone();
+    old.kernel.nvidia =
+        Read::Yes(Some(NvidiaModule { version: "450.80.02".to_owned(), ..NvidiaModule::default() }));
+    let mut bare = plain.clone();
+    bare.kernel.peer_memory_api = Read::Yes(false);
+    let mut loaded = plain.clone();
+    let Read::Yes(modules) = &mut loaded.kernel.modules else { panic!("no modules") };
+    modules.insert("nv_peer_mem".to_owned(), Module::default());
+    let mut inside = plain.clone();
+    inside.process.container = Read::Yes(Some("docker".to_owned()));
+    for line in lines {
+        let said = fixes(line, &plain);
+        assert!(said.contains("sudo modprobe nvidia_peermem") && !said.contains("host"), "{line}: {said}");
+        // Drivers before 470 do not ship it.
+        let said = fixes(line, &old);
+        assert!(said.contains("modprobe nv_peer_mem") && !said.contains("modprobe nvidia_peermem"), "{said}");
+        assert!(fixes(line, &bare).contains("DOCA-OFED"), "{line}");
+        let said = fixes(line, &loaded);
+        assert!(!said.contains("serves the GPU") && !said.contains("not loaded"), "{line}: {said}");
+        assert!(fixes(line, &inside).contains("on the host, not in the container: "), "{line}");
+    }
+}
