@@ -12,7 +12,7 @@ use nobounce_topology::facts::Facts;
 pub(super) struct Status {
     pub(super) number: u32,
     name: &'static str,
-    /// How UCX words it.
+    /// How UCX words it, if it does.
     words: &'static str,
     meaning: &'static str,
     /// Beginnings of the names of findings that cause it.
@@ -34,13 +34,28 @@ impl Status {
     }
 }
 
-const STATUSES: [Status; 8] = [
+/// Every status but success.
+const STATUSES: [Status; 22] = [
     Status {
         number: 1,
         name: "LOC_LEN_ERR",
         words: "local length error",
         meaning: "a message was longer than its receive buffer, or the MTUs of the ends differ",
         causes: &["mtu-"],
+    },
+    Status {
+        number: 2,
+        name: "LOC_QP_OP_ERR",
+        words: "local qp operation",
+        meaning: "this end's adapter could not carry out a request: a fault of the driver, or a queue pair in a wrong state",
+        causes: &[],
+    },
+    Status {
+        number: 3,
+        name: "LOC_EEC_OP_ERR",
+        words: "",
+        meaning: "an error of the context of reliable datagrams at this end",
+        causes: &[],
     },
     Status {
         number: 4,
@@ -64,6 +79,27 @@ const STATUSES: [Status; 8] = [
         words: "flushed",
         meaning: "flushed after an earlier error: the first error of the log is the cause",
         causes: &[],
+    },
+    Status {
+        number: 6,
+        name: "MW_BIND_ERR",
+        words: "memory window bind",
+        meaning: "binding a memory window failed: its region does not allow it",
+        causes: &[],
+    },
+    Status {
+        number: 7,
+        name: "BAD_RESP_ERR",
+        words: "bad response",
+        meaning: "the other end's answer did not fit the request: a fault of its adapter, or packets of an older connection",
+        causes: &["mtu-"],
+    },
+    Status {
+        number: 8,
+        name: "LOC_ACCESS_ERR",
+        words: "local access",
+        meaning: "a message of the other end hit memory of this end that does not allow it: its registration is gone or has other rights",
+        causes: &["bar1-", "expandable-segments", "known-bad", "moves-no-data"],
     },
     Status {
         number: 9,
@@ -100,6 +136,69 @@ const STATUSES: [Status; 8] = [
         meaning: "the other end posted no receive buffer in time: it is overloaded or stopped",
         causes: &["memlock"],
     },
+    Status {
+        number: 14,
+        name: "LOC_RDD_VIOL_ERR",
+        words: "",
+        meaning: "the domains of reliable datagrams at this end do not fit",
+        causes: &[],
+    },
+    Status {
+        number: 15,
+        name: "REM_INV_RD_REQ_ERR",
+        words: "",
+        meaning: "the other end refused a request of reliable datagrams",
+        causes: &[],
+    },
+    Status {
+        number: 16,
+        name: "REM_ABORT_ERR",
+        words: "remote side aborted",
+        meaning: "the other end aborted the request: its queue pair or process ended",
+        causes: &[],
+    },
+    Status {
+        number: 17,
+        name: "INV_EECN_ERR",
+        words: "",
+        meaning: "the number of a context of reliable datagrams is invalid",
+        causes: &[],
+    },
+    Status {
+        number: 18,
+        name: "INV_EEC_STATE_ERR",
+        words: "",
+        meaning: "a context of reliable datagrams is in a wrong state",
+        causes: &[],
+    },
+    Status {
+        number: 19,
+        name: "FATAL_ERR",
+        words: "",
+        meaning: "the adapter stopped working: its firmware or PCIe link failed; the kernel log has the reason",
+        causes: &["pcie-", "port-events"],
+    },
+    Status {
+        number: 20,
+        name: "RESP_TIMEOUT_ERR",
+        words: "",
+        meaning: "the other end did not answer in time",
+        causes: &["gid-", "mtu-", "roce-", "port-", "link-layers"],
+    },
+    Status {
+        number: 21,
+        name: "GENERAL_ERR",
+        words: "",
+        meaning: "an error of the transport that has no status of its own; the vendor error tells more",
+        causes: &[],
+    },
+    Status {
+        number: 22,
+        name: "TM_ERR",
+        words: "",
+        meaning: "matching of tags in the adapter failed",
+        causes: &[],
+    },
 ];
 
 /// A fatal completion that a log shows.
@@ -126,13 +225,18 @@ impl Fatal {
 }
 
 /// How `ibv_wc_status_str` words the statuses.
-const VERBS: [(u32, &str); 6] = [
+const VERBS: [(u32, &str); 11] = [
+    (2, "local QP operation error"),
     (4, "local protection error"),
+    (6, "memory management operation error"),
+    (7, "bad response error"),
+    (8, "local access error"),
     (9, "remote invalid request error"),
     (10, "remote access error"),
     (11, "remote operation error"),
     (12, "transport retry counter exceeded"),
     (13, "RNR retry counter exceeded"),
+    (20, "response timeout error"),
 ];
 
 /// The status that a line names as verbs do, whichever program wrote it.
@@ -152,7 +256,7 @@ pub(super) fn status(line: &str) -> Option<Status> {
     let by_name = STATUSES.into_iter().find(|status| has_word(line, status.name));
     by_name.or_else(|| by_number(&lower)).or_else(|| {
         let ucx = lower.contains("synd") || lower.contains("vend");
-        STATUSES.into_iter().find(|status| ucx && lower.contains(status.words))
+        STATUSES.into_iter().find(|status| ucx && !status.words.is_empty() && lower.contains(status.words))
     })
 }
 
@@ -202,6 +306,13 @@ mod tests {
         );
         assert_eq!(of("ERROR Remote access on mlx5_0:1/IB (synd 0x13 vend 0x88 hw_synd 0/0)"), Some(10));
         assert_eq!(of("loss 12, status ok"), None);
+        assert_eq!(of("ERROR Local access on mlx5_0:1/IB (synd 0x11 vend 0x0 hw_synd 0/0)"), Some(8));
+        for number in 1..=22 {
+            let line = format!("Got completion with error {number}, opcode 0");
+            assert_eq!(status(&line).map(|status| status.number), Some(number));
+        }
+        let numbers: Vec<u32> = STATUSES.iter().map(|status| status.number).collect();
+        assert_eq!(numbers, (1..=22).collect::<Vec<_>>());
         let other = |line| named(line).map(|status| status.number);
         assert_eq!(other("worker_pool.cpp:294] retry_cnt: 0): transport retry counter exceeded"), Some(12));
         assert_eq!(other("wr failed: IBV_WC_LOC_PROT_ERR"), Some(4));
