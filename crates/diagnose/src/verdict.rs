@@ -181,11 +181,17 @@ fn bound(
     if matches!(plan.kind, UseKind::None | UseKind::Staged) {
         return plan;
     }
-    let own = findings.iter().find(|finding| {
-        finding.library == Some(library) && finding.effect == Effect::Blocks && concerns(finding, pair)
-    });
-    if let Some(finding) = own {
-        return Use::none(format!("cannot connect through {}: {}", pair.nic.name, finding.title));
+    let own = |is: fn(&Finding) -> bool| {
+        let mut own = findings.iter().filter(|finding| finding.library == Some(library));
+        own.find(|finding| is(finding) && concerns(finding, pair))
+    };
+    if let Some(finding) = own(|finding| finding.effect == Effect::Blocks) {
+        return Use::none(format!("fails with {}: {}", pair.nic.name, finding.title));
+    }
+    if path != PathKind::Staged
+        && let Some(finding) = own(|finding| finding.id == "known-bad")
+    {
+        return Use::unknown(format!("may fail with {}: {}", pair.nic.name, finding.title));
     }
     let why = || reasons.join("; ");
     match path {
@@ -216,7 +222,7 @@ type Judged = (PathKind, Option<String>, Vec<String>);
 fn path(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Judged {
     // Our software adapter: it uses the CPU's window onto the GPU (BAR1).
     if pair.nic.driver.as_deref() == Some("nobounce") {
-        return window_path(pair);
+        return window_path(analysis, pair);
     }
     let blocks = blocking_reasons(analysis, pair, findings);
     if !blocks.is_empty() {
@@ -241,7 +247,10 @@ fn path(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Judge
 }
 
 /// The probe of the CPU's window decides the path of the software adapter.
-fn window_path(pair: &Pair<'_>) -> Judged {
+fn window_path(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Judged {
+    if let Some(reason) = failed_transfer(analysis, pair) {
+        return (PathKind::Staged, None, vec![reason]);
+    }
     match pair.gpu.window_probe.known() {
         Some(probe) if probe.ok => (PathKind::Direct, Some("window".to_owned()), Vec::new()),
         Some(probe) => (PathKind::Staged, None, vec![probe.detail.clone()]),
@@ -270,6 +279,13 @@ const OF_METHODS: [&str; 16] = [
     "gpu-passed",
 ];
 
+/// A pair that registers may still move nothing, or stage it.
+fn failed_transfer(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Option<String> {
+    let of_pair = |transfer: &&Transfer| transfer.gpu == pair.gpu.address && transfer.nic == pair.nic.name;
+    let failed = analysis.facts.transfers.iter().filter(of_pair).find(|transfer| !transfer.probe.ok)?;
+    Some(format!("it registers, but moves no bytes directly: {}", failed.probe.detail))
+}
+
 /// Unusable devices and blocking findings keep the pair from any direct path.
 fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Vec<String> {
     let facts = analysis.facts;
@@ -279,12 +295,7 @@ fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Findin
             blocks.push(why);
         }
     }
-    // A pair that registers may still move nothing.
-    let of_pair = |transfer: &&Transfer| transfer.gpu == pair.gpu.address && transfer.nic == pair.nic.name;
-    let failed = facts.transfers.iter().filter(of_pair).find(|transfer| !transfer.probe.ok);
-    blocks.extend(
-        failed.map(|transfer| format!("it registers, but moves no bytes: {}", transfer.probe.detail)),
-    );
+    blocks.extend(failed_transfer(analysis, pair));
     for finding in findings.iter().filter(|finding| {
         let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
         finding.library.is_none() && (blocks || finding.id == "port-down")

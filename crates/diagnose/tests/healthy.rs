@@ -19,7 +19,7 @@ fn healthy_machines_have_no_fault() {
         ("hgx-h100-roce", &[]),
         ("dual-socket", &["warning nccl-distance", "info shared-nic", "info through-cpu"]),
         ("vm-flat", &["warning nccl-distance", "info vm-flat"]),
-        ("gh200", &["info known-bad"]),
+        ("gh200", &["warning known-bad"]),
         ("workstation", &["info bar1-small", "warning nccl-distance", "info through-cpu"]),
         ("mi300x", &[]),
         ("p5-efa", &["info peermem-nic"]),

@@ -4,7 +4,7 @@ use crate::finding::{Finding, Severity};
 use crate::nccl::{self, Network};
 use crate::ucx;
 use nobounce_topology::analysis::Analysis;
-use nobounce_topology::facts::version_pair;
+use nobounce_topology::facts::{Facts, version_pair};
 
 type Version = [u32; 3];
 
@@ -17,10 +17,14 @@ fn version_of(text: &str) -> Option<Version> {
 }
 
 /// Where the combination strikes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Strikes {
     /// One library.
     Library(&'static str),
+    /// One library, which these facts leave open.
+    MayBe(&'static str),
+    /// One library where the facts show the rest of the combination, too; else they leave it open.
+    Where(fn(&Facts) -> bool, &'static str),
     /// Every use of GPUDirect.
     Path,
     /// Something beside the path.
@@ -241,7 +245,8 @@ const TABLE: [Known; 14] = [
         since: [2, 28, 0],
         before: [2, 29, 3],
         with: |analysis| analysis.facts.machine.arch == "aarch64",
-        strikes: Strikes::Maybe,
+        // The slots last for some jobs.
+        strikes: Strikes::MayBe("NCCL"),
         happens: "leaks slots of its proxy thread on ARM: collectives stop without an error",
         source: "marin-community/marin#8038",
         fix: "use NCCL 2.29.3 or newer",
@@ -253,7 +258,8 @@ const TABLE: [Known; 14] = [
         with: |analysis| {
             analysis.facts.nics.iter().any(nccl::is_efa) && analysis.facts.variable("NCCL_PROTO").is_none()
         },
-        strikes: Strikes::Aside,
+        // The version of aws-ofi-nccl is no fact.
+        strikes: Strikes::MayBe("NCCL"),
         happens: "may corrupt data over EFA: its protocols LL and LL128 need packets in order",
         source: "NVIDIA/nccl#716",
         fix: "`NCCL_PROTO=simple`   (newer versions of aws-ofi-nccl set it themselves)",
@@ -297,7 +303,7 @@ const TABLE: [Known; 14] = [
                 && !off("FI_HMEM_CUDA_USE_GDRCOPY")
                 && !off("FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD")
         },
-        strikes: Strikes::Aside,
+        strikes: Strikes::Where(|facts| facts.kernel.is_loaded("gdrdrv") == Some(true), "NCCL"),
         happens: "with GH200: copies of libfabric by GDRCopy fail (cxil_map: write error) or deliver wrong data to NCCL",
         source: "NVIDIA/nccl#2001, eth-cscs/cscs-docs#161",
         fix: "`FI_HMEM_CUDA_USE_GDRCOPY=0`   (MPI: `FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0`)",
@@ -318,7 +324,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         .map(|(row, text)| {
             let severity = match row.strikes {
                 Strikes::Maybe => Severity::Info,
-                Strikes::Library(_) | Strikes::Path | Strikes::Aside => Severity::Warning,
+                _ => Severity::Warning,
             };
             let finding =
                 Finding::new("known-bad", severity, format!("{} {text} {}", row.part.name(), row.happens))
@@ -328,6 +334,12 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
                     .fix(row.fix);
             match row.strikes {
                 Strikes::Library(library) => finding.of_library(library).blocks().on(devices()),
+                Strikes::Where(is_certain, library) if is_certain(facts) => {
+                    finding.of_library(library).blocks().on(devices())
+                }
+                Strikes::MayBe(library) | Strikes::Where(_, library) => {
+                    finding.of_library(library).on(devices())
+                }
                 Strikes::Path => finding.blocks().on(devices()),
                 Strikes::Aside | Strikes::Maybe => finding,
             }

@@ -16,7 +16,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         let Some(first) = failed.first() else { continue };
         let nics: Vec<_> = failed.iter().map(|transfer| transfer.nic.clone()).collect();
         found.push(
-            Finding::new("moves-no-data", Severity::Error, format!("{} registers with {}, but moves no bytes", gpu.address, list(&nics)))
+            Finding::new("moves-no-data", Severity::Error, format!("{} registers with {}, but moves no bytes directly", gpu.address, list(&nics)))
                 .why("A registration alone proves no path: the test of --prove failed on it.")
                 .seen(format!("--prove on {}", first.nic), first.probe.detail.clone())
                 .fix("`sudo dmesg | tail -n 20`   (IOMMU faults, PCIe errors), then check ACS and the adapter's address")
