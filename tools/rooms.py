@@ -38,7 +38,7 @@ ROOMS = {
         ("validation", {"published", "validation"}),
     ],
     "crates/diagnose": [
-        ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl", "storage_verdict"}), ("checks", {"checks", "severity", "fold", "words", "lost", "diagnosis"}), ("reports", {"report", "storage_report", "draw", "log", "fuzzing"}),
+        ("findings", {"explain", "finding"}), ("names", {"names"}), ("verdicts", {"verdict", "ucx", "nccl", "storage_verdict"}), ("checks", {"checks", "container", "severity", "fold", "words", "lost", "diagnosis"}), ("reports", {"report", "storage_report", "draw", "log", "fuzzing"}),
     ],
     "crates/fabric": [
         ("numbers", {"units", "stats", "queue"}), ("control", {"control"}), ("config", {"config"}), ("shape", {"topology", "packet"}),
