@@ -96,6 +96,10 @@ fn libfabric_without_gpudirect_refutes_the_plan() {
     }
     let fine = "[0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)\n";
     assert_eq!(count(&overruled(fine, &facts)), 0);
+    // Another user of libfabric in the same job has tcp.
+    let both =
+        format!("{fine}libfabric:1:core:core:ofi_reg():1 Selected provider is tcp, fabric is 10.0.0.0\n");
+    assert_eq!(count(&overruled(&both, &facts)), 0);
 }
 
 #[test]

@@ -17,10 +17,12 @@ pub fn overrule(diagnosis: &mut Diagnosis, facts: &Facts, reports: &[LogReport])
         // NCCL reaches the adapters of EFA only through libfabric; other users of it have no plan.
         let promised = report.program == "libfabric"
             && diagnosis.verdicts.iter().any(|verdict| verdict.best && is_promised(verdict));
-        let mut refuted = promised && !report.not_direct.is_empty();
-        let mixed = report.totals.get("direct").is_some_and(|count| *count > 0);
+        let some = |kind: &str| report.totals.get(kind).is_some_and(|count| *count > 0);
+        let mixed = |row: &LogRow| some("direct") || (row.sockets && some("selected"));
+        let mut refuted = promised && report.not_direct.iter().any(|row| !mixed(row));
         for row in report.not_direct.iter().filter(|row| row.here) {
-            for verdict in diagnosis.verdicts.iter_mut().filter(|verdict| is_about(row, verdict, mixed)) {
+            for verdict in diagnosis.verdicts.iter_mut().filter(|verdict| is_about(row, verdict, mixed(row)))
+            {
                 if replace(report.program, row, facts, verdict) {
                     refuted = true;
                     gpus.push(verdict.gpu.clone());
@@ -48,7 +50,7 @@ fn is_promised(verdict: &Verdict) -> bool {
 }
 
 /// Whether a row is about a verdict. Without an adapter it is about all of its GPU's, and without a
-/// GPU about all, unless other connections of the log are direct.
+/// GPU about all, unless other connections of the log use adapters.
 fn is_about(row: &LogRow, verdict: &Verdict, mixed: bool) -> bool {
     if row.gpu.as_deref().is_some_and(|gpu| gpu != verdict.gpu) {
         return false;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::rows::{LogRow, count_links, nccl_row};
+use super::rows::{LogRow, count_links, nccl_row, ucx_rows};
 use super::{
     AdapterErrors, FabricLog, Fatal, Known, LogCause, NcclLog, OtherLog, Seen, UcxLog, causes, fatal, known,
 };
@@ -184,40 +184,7 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
     let again = (!log.variables.is_empty()).then(|| crate::diagnose(&job));
     let diagnosis = again.as_ref().unwrap_or(diagnosis);
     let mut report = LogReport { program: "UCX", lines: log.lines, ..LogReport::default() };
-    for (used, &count) in &log.uses {
-        let kind = if used.is_tcp() {
-            "sockets"
-        } else if used.is_direct() {
-            "direct"
-        } else if used.is_network() {
-            "staged"
-        } else {
-            "local"
-        };
-        *report.totals.entry(kind).or_default() += count;
-        // Short messages are always copied; it is the long ones that count.
-        let long = used.range.ends_with("inf") || used.range.contains('K') || used.range.contains('M');
-        if kind == "sockets" || (kind == "staged" && (long || used.is_emulated())) {
-            let adapter = used
-                .lane
-                .split('/')
-                .nth(1)
-                .map(|lane| lane.split([':', ' ']).next().unwrap_or_default().to_owned());
-            let pair = diagnosis.verdicts.iter().find(|verdict| {
-                adapter.as_deref() == Some(&verdict.nic)
-                    && verdict.ucx.kind != crate::verdict::UseKind::Direct
-            });
-            report.not_direct.push(LogRow {
-                adapter,
-                way: format!("{}, {}: {} over {}", used.operation, used.range, used.protocol, used.lane),
-                count,
-                why: pair.map(|verdict| verdict.ucx.text.clone()).into_iter().collect(),
-                here: true,
-                sockets: kind == "sockets",
-                ..LogRow::default()
-            });
-        }
-    }
+    report.not_direct = ucx_rows(log, &mut report.totals, diagnosis);
     const MATTER: [&str; 6] = [
         "UCX_TLS",
         "UCX_NET_DEVICES",

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::NcclLog;
+use super::{NcclLog, Transport, UcxLog};
 use crate::diagnosis::Diagnosis;
-use crate::verdict::PathKind;
+use crate::verdict::{PathKind, UseKind};
 use nobounce_topology::facts::{Facts, Gpu};
 
 /// Connections that are not direct.
@@ -95,8 +95,7 @@ pub(super) fn nccl_row(
         why.extend(reasons_of_verdict(diagnosis, gpu.as_deref(), adapter.as_deref()));
     }
     let label = gpu.as_deref().filter(|_| here).and_then(|gpu| label(facts, gpu));
-    // `count_links` names adapters of RDMA only.
-    let sockets = adapter.is_none() && way.contains("Socket");
+    let sockets = !Transport { name: way.clone(), gdrdma: false }.is_rdma();
     LogRow { host, rank: Some(rank), gpu, adapter, way, count, why, label, here, sockets }
 }
 
@@ -112,9 +111,53 @@ fn reasons_of_verdict(diagnosis: &Diagnosis, gpu: Option<&str>, adapter: Option<
         .or_else(|| pairs.clone().find(|v| v.best));
     match pair {
         Some(verdict) if verdict.path == PathKind::Staged => verdict.reasons.clone(),
-        Some(verdict) if verdict.nccl.kind != crate::verdict::UseKind::Direct => {
+        Some(verdict) if verdict.nccl.kind != UseKind::Direct => {
             vec![verdict.nccl.text.clone()]
         }
         _ => Vec::new(),
     }
+}
+
+/// The protocols of UCX for GPU memory: each adds to the total of its kind, and what is not direct is
+/// a row.
+pub(super) fn ucx_rows(
+    log: &UcxLog,
+    totals: &mut BTreeMap<&'static str, u64>,
+    diagnosis: &Diagnosis,
+) -> Vec<LogRow> {
+    let mut rows = Vec::new();
+    for (used, &count) in &log.uses {
+        let kind = if used.is_tcp() {
+            "sockets"
+        } else if used.is_direct() {
+            "direct"
+        } else if used.is_network() {
+            "staged"
+        } else {
+            "local"
+        };
+        *totals.entry(kind).or_default() += count;
+        // Short messages are always copied; it is the long ones that count.
+        let long = used.range.ends_with("inf") || used.range.contains('K') || used.range.contains('M');
+        if kind == "sockets" || (kind == "staged" && (long || used.is_emulated())) {
+            let adapter = used
+                .lane
+                .split('/')
+                .nth(1)
+                .map(|lane| lane.split([':', ' ']).next().unwrap_or_default().to_owned());
+            let pair = diagnosis.verdicts.iter().find(|verdict| {
+                adapter.as_deref() == Some(&verdict.nic) && verdict.ucx.kind != UseKind::Direct
+            });
+            rows.push(LogRow {
+                adapter,
+                way: format!("{}, {}: {} over {}", used.operation, used.range, used.protocol, used.lane),
+                count,
+                why: pair.map(|verdict| verdict.ucx.text.clone()).into_iter().collect(),
+                here: true,
+                sockets: kind == "sockets",
+                ..LogRow::default()
+            });
+        }
+    }
+    rows
 }
