@@ -1,18 +1,22 @@
-//! Properties of every diagnosis: over all recorded cases and known machines.
+//! Properties of every diagnosis: over known machines, all recorded cases and the threads of the
+//! corpus.
 
+#[expect(dead_code, reason = "scores and sources are another test's")]
+#[path = "common/corpus.rs"]
+mod corpus;
 #[path = "common/edit.rs"]
 mod edit;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use nobounce_diagnose::verdict::PathKind;
+use nobounce_diagnose::verdict::{PathKind, Verdict};
 use nobounce_diagnose::{Diagnosis, diagnose};
 use nobounce_topology::facts::{DeviceNode, Facts, Module, PciDevice, Probe, Read};
 use nobounce_topology::machines;
 use serde_json::Value;
 
-/// Known machines as they are, and after each recorded case.
+/// Known machines as they are and after each recorded case, and those of the corpus.
 fn all() -> Vec<(String, Facts)> {
     let mut all: Vec<(String, Facts)> =
         machines::NAMES.iter().map(|name| ((*name).to_owned(), machines::machine(name).unwrap())).collect();
@@ -30,6 +34,9 @@ fn all() -> Vec<(String, Facts)> {
             all.push((name.clone(), edit::edit(&machines::machine(base).unwrap(), &remove, &set, &name)));
         }
     }
+    let threads = corpus::cases("threads");
+    assert!(threads.len() >= 130, "{} threads", threads.len());
+    all.extend(threads.iter().map(|case| (case.name.clone(), case.facts())));
     all
 }
 
@@ -125,6 +132,47 @@ fn a_removed_fact_never_turns_unknown_into_direct() {
     assert!(wrong.is_empty(), "{} of {tried}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Cards that the driver excludes although it would export their memory, by its word.
+fn excluded(name: &str) -> (String, Facts) {
+    let mut facts = machines::machine("workstation").unwrap();
+    for gpu in &mut facts.gpus {
+        gpu.name = Read::Yes(name.to_owned());
+        (gpu.gpudirect_rdma, gpu.dma_buf) = (Read::Yes(false), Read::Yes(true));
+        gpu.export_probe = Read::default();
+    }
+    facts.registrations.clear();
+    (name.to_owned(), facts)
+}
+
+#[test]
+fn without_the_attribute_of_the_class_nothing_staged_becomes_direct() {
+    let mut tried = 0;
+    let cards = ["NVIDIA GeForce RTX 4090", "NVIDIA TITAN RTX"].map(excluded);
+    for (name, facts) in all().into_iter().chain(cards) {
+        // An export or a registration that worked outweighs the attribute.
+        let shown = |gpu: &str| {
+            facts.registrations.iter().any(|registration| registration.gpu == gpu && registration.probe.ok)
+                || facts.gpus.iter().any(|fact| {
+                    fact.address == gpu && fact.export_probe.known().is_some_and(|probe| probe.ok)
+                })
+        };
+        let before = diagnose(&facts);
+        let mut less = facts.clone();
+        for gpu in &mut less.gpus {
+            gpu.gpudirect_rdma = Read::default();
+        }
+        let after = diagnose(&less);
+        for staged in before.verdicts.iter().filter(|verdict| verdict.path == PathKind::Staged) {
+            let same = |verdict: &&Verdict| verdict.gpu == staged.gpu && verdict.nic == staged.nic;
+            let Some(now) = after.verdicts.iter().find(same) else { continue };
+            tried += 1;
+            let turned = matches!(now.path, PathKind::Direct | PathKind::Slow);
+            assert!(!turned || shown(&staged.gpu), "{name}: {} with {}", now.gpu, now.nic);
+        }
+    }
+    assert!(tried > 100, "only {tried} pairs are staged");
+}
+
 /// A change of facts, with its name.
 type Change = (&'static str, fn(&mut Facts));
 
@@ -134,7 +182,10 @@ fn irrelevant() -> Vec<Change> {
         ("host", |facts| facts.host = Some("another-host".to_owned())),
         ("program", |facts| facts.written_by = "another program".to_owned()),
         ("variable", |facts| {
-            facts.environment.insert("NCCL_DEBUG".to_owned(), "INFO".to_owned());
+            // An empty environment may be one that is not known.
+            if !facts.environment.is_empty() {
+                facts.environment.insert("NCCL_DEBUG".to_owned(), "INFO".to_owned());
+            }
         }),
         ("module", |facts| {
             if let Read::Yes(modules) = &mut facts.kernel.modules {
@@ -197,11 +248,20 @@ fn shuffled(facts: &Facts, by: usize) -> Facts {
     turn(&mut facts.gpus, by);
     turn(&mut facts.nics, by);
     turn(&mut facts.registrations, by);
+    turn(&mut facts.transfers, by);
+    if let Read::Yes(pairs) = &mut facts.gpu_peers {
+        turn(pairs, by);
+        // A pair has no first GPU either.
+        pairs.iter_mut().for_each(|pair| std::mem::swap(&mut pair.one, &mut pair.other));
+    }
     for nic in &mut facts.nics {
         turn(&mut nic.ports, by);
         for port in &mut nic.ports {
             if let Read::Yes(gids) = &mut port.gids {
                 turn(gids, by);
+            }
+            if let Some(Read::Yes(subnets)) = port.netdev.as_mut().map(|netdev| &mut netdev.subnets) {
+                turn(subnets, by);
             }
         }
     }
