@@ -141,8 +141,8 @@ explanations! {
     "In rootless containers ulimit -l may show 'unlimited', while the kernel enforces the limit of the outer user, 64 KiB or 8 MiB. The probe failed to lock memory.";
     "mig", "The GPU is partitioned (MIG)",
     "MIG instances are separate devices: each has a part of memory and of BAR1, and no P2P with the others. GPUDirect RDMA works from an instance. NCCL does not support several ranks on instances of one GPU.";
-    "moves-no-data", "A pair registers, but moves no bytes",
-    "doctor --prove registered memory of the GPU with the adapter, and moving bytes then failed or gave wrong bytes. A registration alone does not prove a path: ACS, the IOMMU, a wrong address (GID) or a faulty link show only when bytes move. The verdict is therefore not direct.";
+    "moves-no-data", "A pair registers, but moves no bytes directly",
+    "doctor --prove registered memory of the GPU with the adapter, and moving bytes then failed, gave wrong bytes, or staged them although a direct path was promised. A registration alone does not prove a path: ACS, the IOMMU, a wrong address (GID) or a faulty link show only when bytes move. The verdict is therefore not direct.";
     "mtu-differs", "Adapters have different MTUs",
     "Peers agree on the smaller MTU when they connect. A switch port with an even smaller MTU drops large packets, and connections hang.";
     "mtu-small", "RDMA packets are small",

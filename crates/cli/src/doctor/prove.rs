@@ -21,6 +21,8 @@ const LEN: usize = 16 << 20;
 const PIECE: usize = 1 << 20;
 /// How long bytes are moved for a figure.
 const MEASURE: Duration = Duration::from_millis(400);
+/// The software NIC, which facts have only below `nobounce run`.
+const SOFTWARE: &str = "nb0";
 /// WRITEs under way.
 const DEPTH: usize = 8;
 
@@ -45,6 +47,9 @@ pub(super) struct Proof {
     pub(super) promised: String,
     /// Whether it came true.
     pub(super) kept: bool,
+    /// Whether bytes were staged although a direct path was promised.
+    #[serde(skip)]
+    staged: bool,
 }
 
 impl fmt::Display for Proof {
@@ -143,11 +148,18 @@ pub(super) fn here(facts: &mut Facts) -> anyhow::Result<Vec<Proof>> {
 fn note_proofs(facts: &mut Facts, proofs: &[Proof]) {
     for proof in proofs {
         let gpu = facts.gpus.iter().find(|gpu| gpu.label() == proof.memory).map(|gpu| gpu.address.clone());
-        let Some(gpu) = gpu.filter(|_| facts.nics.iter().any(|nic| nic.name == proof.nic)) else { continue };
-        let probe = if proof.verified {
-            Probe::worked(format!("{:.2} GB/s", proof.gbs))
-        } else {
-            Probe::failed(None, "wrong bytes arrived")
+        let known = proof.nic == SOFTWARE || facts.nics.iter().any(|nic| nic.name == proof.nic);
+        let Some(gpu) = gpu.filter(|_| known) else { continue };
+        let probe = match (proof.verified, proof.staged) {
+            (true, false) => Probe::worked(format!("{:.2} GB/s", proof.gbs)),
+            (true, true) => Probe::failed(
+                None,
+                format!(
+                    "staged, although {} was promised; out: {}; in: {}",
+                    proof.promised, proof.out, proof.inward
+                ),
+            ),
+            (false, _) => Probe::failed(None, "wrong bytes arrived"),
         };
         facts.transfers.push(Transfer { gpu, nic: proof.nic.clone(), bytes: proof.bytes, probe });
     }
@@ -169,7 +181,7 @@ fn note_failure(facts: &mut Facts, nic: &str, error: &anyhow::Error) {
 fn devices(facts: &Facts) -> Vec<String> {
     let works =
         |nic: &&Nic| nic.ports.iter().any(Port::may_be_active) && nic.driver.as_deref() != Some("nobounce");
-    std::iter::once("nb0".to_owned())
+    std::iter::once(SOFTWARE.to_owned())
         .chain(facts.nics.iter().filter(works).map(|nic| nic.name.clone()))
         .collect()
 }
@@ -201,11 +213,14 @@ fn on(facts: &Facts, name: &str) -> anyhow::Result<Vec<Proof>> {
         let inbound = far.nic().path_counters().inbound;
         proof.inward = ways(&inbound, &before);
         let staged = inbound.staged.bytes > before.staged.bytes;
-        proof.kept = proof.verified && staged != place.promised(facts).0;
+        let promised = place.promised(facts).0;
+        proof.kept = proof.verified && staged != promised;
+        proof.staged = staged && promised;
         if near.nic().hard().is_some() {
             // The adapter moved the bytes by DMA: the registration gives the path.
             (proof.out, proof.inward) = (target.paths().to_string(), target.paths().to_string());
             (proof.promised, proof.kept) = (target.paths().to_string(), proof.verified);
+            proof.staged = false;
         }
         // Check the far end's memory itself, too, and not only what a READ returns.
         let mut bytes = vec![0; PIECE];
@@ -217,7 +232,7 @@ fn on(facts: &Facts, name: &str) -> anyhow::Result<Vec<Proof>> {
 }
 
 /// The same with a peer that serves.
-pub(super) fn with_peer(facts: &Facts, peer: &str) -> anyhow::Result<Vec<Proof>> {
+pub(super) fn with_peer(facts: &mut Facts, peer: &str) -> anyhow::Result<Vec<Proof>> {
     let device = Device::open().context("cannot open the software NIC")?;
     let mut proofs = Vec::new();
     for place in places(facts) {
@@ -225,12 +240,19 @@ pub(super) fn with_peer(facts: &Facts, peer: &str) -> anyhow::Result<Vec<Proof>>
             format!("cannot connect to {peer}; start `nobounce doctor --prove --serve` there")
         })?;
         let remote = conn.recv_region(SOON)?;
+        let before = device.nic().path_counters().outbound;
         let mut proof = drive(&device, &conn, &place, &remote, facts)?;
-        proof.nic = format!("nb0 to {peer}");
-        let told = conn_message(&conn)?;
-        proof.inward = told;
-        proof.kept = proof.verified;
+        let outbound = device.nic().path_counters().outbound;
+        proof.inward = conn_message(&conn)?;
+        // The peer tells about its own end.
+        let staged = outbound.staged.bytes > before.staged.bytes;
+        proof.staged = staged && place.promised(facts).0;
+        proof.kept = proof.verified && !proof.staged;
         proofs.push(proof);
+    }
+    note_proofs(facts, &proofs);
+    for proof in &mut proofs {
+        proof.nic = format!("{} to {peer}", proof.nic);
     }
     Ok(proofs)
 }
@@ -317,6 +339,7 @@ fn drive(
         inward: String::new(),
         promised: place.promised(facts).1,
         kept: verified,
+        staged: false,
     })
 }
 
@@ -339,4 +362,46 @@ fn ways(now: &PathTotals, before: &PathTotals) -> String {
         .map(|((name, now), (_, before))| format!("{name} {} MB", (now.bytes - before.bytes) / 1_000_000))
         .collect();
     if words.is_empty() { "nothing".to_owned() } else { words.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn proof(nic: &str, verified: bool, staged: bool) -> Proof {
+        Proof {
+            memory: "GPU 0".to_owned(),
+            nic: nic.to_owned(),
+            bytes: 16 << 20,
+            verified,
+            gbs: 2.0,
+            out: "staged 16 MB".to_owned(),
+            inward: "staged 16 MB".to_owned(),
+            promised: "direct (window)".to_owned(),
+            kept: verified && !staged,
+            staged,
+        }
+    }
+
+    #[test]
+    fn a_staged_transfer_is_a_failed_one_where_direct_was_promised() {
+        let mut facts = nobounce_topology::machines::machine("dgx-h100").unwrap();
+        let before = facts.transfers.len();
+        let proofs = [
+            proof("mlx5_0", true, true),
+            proof("mlx5_1", true, false),
+            proof("mlx5_2", false, false),
+            proof(SOFTWARE, true, false),
+            proof("gone", true, false),
+        ];
+        note_proofs(&mut facts, &proofs);
+        let noted: Vec<_> = facts.transfers[before..].iter().map(|noted| noted.probe.ok).collect();
+        assert_eq!(noted, [false, true, false, true]);
+        let first = &facts.transfers[before];
+        assert!(first.probe.detail.contains("direct (window) was promised"), "{first:?}");
+        // What the table says follows.
+        let diagnosis = nobounce_diagnose::diagnose(&facts);
+        let verdict = diagnosis.verdicts.iter().find(|v| v.gpu == first.gpu && v.nic == "mlx5_0").unwrap();
+        assert_eq!(verdict.path, nobounce_diagnose::verdict::PathKind::Staged, "{verdict:?}");
+    }
 }
