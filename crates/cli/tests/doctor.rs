@@ -75,6 +75,27 @@ fn a_program_is_run_and_what_it_logged_explained() {
 }
 
 #[test]
+fn a_program_that_succeeds_ends_as_the_diagnosis_does() {
+    let code = |words: &[&str]| nobounce(words).status.code();
+    assert_eq!(code(&["doctor", "--example", "dgx-h100", "--", "true"]), Some(0));
+    assert_eq!(code(&["doctor", "--example", "container", "--", "true"]), Some(1));
+    assert_eq!(code(&["doctor", "--example", "container", "--", "sh", "-c", "exit 7"]), Some(7));
+    // Logs and the facts of a peer count here, too.
+    let folder = Folder::new("program");
+    let line = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n";
+    let log = folder.file("job.log", line);
+    let told = nobounce(&["doctor", "--example", "dgx-h100", "--nccl-log", &log, "--", "true"]);
+    assert_eq!(told.status.code(), Some(1), "{}", err(&told));
+    assert!(
+        out(&told).contains("warning log-not-direct") && out(&told).contains("NET/Socket"),
+        "{}",
+        out(&told)
+    );
+    let absent = nobounce(&["doctor", "--example", "dgx-h100", "--peer-facts", "/no/such", "--", "true"]);
+    assert_eq!(absent.status.code(), Some(2));
+}
+
+#[test]
 fn an_error_in_a_facts_file_names_the_field() {
     let folder = Folder::new("field");
     let text = out(&nobounce(&["doctor", "--example", "dgx-a100", "--save", "-"]));
@@ -147,7 +168,7 @@ fn a_log_of_nccl_is_joined_with_the_findings() {
     let told = nobounce(&["doctor", "--example", "dgx-h100", "--nccl-log", &log]);
     assert_eq!(told.status.code(), Some(1), "{}", out(&told));
     assert!(out(&told).contains("1 staged through host memory"), "{}", out(&told));
-    assert!(out(&told).contains("rank 0, GPU 0000:15:00.0, mlx5_0 via NET/IB"), "{}", out(&told));
+    assert!(out(&told).contains("rank 0, GPU 0, mlx5_0 via NET/IB"), "{}", out(&told));
     let json = nobounce(&["doctor", "--example", "dgx-h100", "--nccl-log", &log, "--json"]);
     let json: serde_json::Value = serde_json::from_str(&out(&json)).unwrap();
     assert_eq!(json["logs"][0]["totals"]["staged"], 1);
@@ -167,6 +188,14 @@ fn bytes_are_moved_and_their_way_is_what_was_promised() {
     for proof in proofs {
         assert_eq!((&proof["verified"], &proof["kept"]), (&true.into(), &true.into()), "{proof}");
     }
+    // A facts file has what was moved, but no reads of a file.
+    let saved = nobounce(&["doctor", "--prove", "--save", "-"]);
+    assert_eq!(saved.status.code(), Some(0), "{}", err(&saved));
+    let facts = nobounce_topology::facts::Facts::from_json(&out(&saved)).unwrap();
+    assert_eq!(facts.transfers.is_empty(), facts.gpus.is_empty(), "{:?}", facts.transfers);
+    let refused = nobounce(&["doctor", "--prove", "--storage", ".", "--save", "-"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(err(&refused).contains("without --save"), "{}", err(&refused));
 }
 
 #[test]

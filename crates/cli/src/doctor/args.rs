@@ -15,7 +15,8 @@ Examples:
   nobounce doctor --explain acs-redirect            the long text of a check
 
 Exit codes: 0 success, 1 a GPU/NIC pair, or with --storage a read, that could be direct is not,
-2 usage error or broken environment. After `--`: the program's own exit code if it failed.";
+2 usage error or broken environment. After `--`: the program's own exit code if it failed,
+else 0 or 1 as without a program.";
 
 /// Find why GPUDirect is off, and print the fix.
 ///
@@ -46,7 +47,7 @@ pub(crate) struct DoctorArgs {
 
     /// Move bytes and compare their path with the verdict: between two ends on this machine, over
     /// nb0 and every adapter with an active port
-    #[arg(long, conflicts_with_all = ["facts", "root", "save", "example"])]
+    #[arg(long, conflicts_with_all = ["facts", "root", "example"])]
     pub(crate) prove: bool,
 
     /// Run --prove against a peer started with --serve
@@ -54,7 +55,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) peer: Option<String>,
 
     /// Serve a --peer client at this address
-    #[arg(long, value_name = "ADDR:PORT", requires = "prove", conflicts_with = "peer")]
+    #[arg(long, value_name = "ADDR:PORT", requires = "prove", conflicts_with_all = ["peer", "save"])]
     pub(crate) serve: Option<String>,
 
     /// Compare with the saved facts of the machine at the other end: MTU, kind of network and of

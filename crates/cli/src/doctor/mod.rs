@@ -27,7 +27,7 @@ use nobounce_diagnose::draw::{self, Topology};
 use nobounce_diagnose::log::overrule;
 use nobounce_diagnose::storage_verdict::StorageDiagnosis;
 use nobounce_diagnose::{Diagnosis, Style, diagnose, diagnose_with_peer, explain, report, storage_report};
-use nobounce_topology::facts::{Facts, MAX_FILE, Storage};
+use nobounce_topology::facts::{Facts, Gpu, MAX_FILE, Storage};
 use nobounce_topology::sysfs::Root;
 use nobounce_topology::{clean, machines};
 
@@ -44,34 +44,34 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
         Some(path) => storage::fill(&mut facts, &args.source, path)?,
         None => facts.storage = None,
     }
-    // Before names go: the proof opens the file.
+    if args.prove && args.save.is_some() && facts.storage.is_some() {
+        anyhow::bail!("a facts file has no measured reads: give --storage and --prove without --save");
+    }
+    // Before names go: proofs open the file and the devices.
     let read = match &facts.storage {
-        Some(storage) if args.prove && args.save.is_none() => Some(storage_prove::prove(&facts, storage)?),
+        Some(storage) if args.prove => Some(storage_prove::prove(&facts, storage)?),
         _ => None,
+    };
+    if let Some(addr) = &args.serve {
+        prove::serve(&facts, addr)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let proofs = match (&args.peer, args.prove && facts.storage.is_none()) {
+        (Some(peer), true) => prove::with_peer(&mut facts, peer)?,
+        (None, true) => prove::here(&mut facts)?,
+        (_, false) => Vec::new(),
     };
     if args.anonymous {
         facts = facts.redacted();
     }
     if let Some(path) = &args.save {
         write(path, &facts.to_json())?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    if let Some(addr) = &args.serve {
-        prove::serve(&facts, addr)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(ExitCode::from(u8::from(proofs.iter().any(|proof| !proof.kept))));
     }
     if !args.program.is_empty() {
         return of_program(args, &facts);
     }
-    let proofs = match (&args.peer, args.prove && facts.storage.is_none()) {
-        (Some(peer), true) => prove::with_peer(&facts, peer)?,
-        (None, true) => prove::here(&mut facts)?,
-        (_, false) => Vec::new(),
-    };
-    let mut diagnosis = match &args.peer_facts {
-        Some(path) => diagnose_with_peer(&facts, &saved(path)?),
-        None => diagnose(&facts),
-    };
+    let mut diagnosis = diagnosed(args, &facts)?;
     if let (Some(storage), Some(found)) = (&facts.storage, &diagnosis.storage) {
         return of_path(args, &facts, storage, &diagnosis, found, read.as_ref());
     }
@@ -100,9 +100,11 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
                 writeln!(out, "{}", clean(&proof.to_string()))?;
             }
             for registration in &facts.registrations {
-                let (gpu, nic, way) = (&registration.gpu, &registration.nic, &registration.way);
+                let (nic, way) = (&registration.nic, &registration.way);
+                let known = facts.gpus.iter().find(|gpu| gpu.address == registration.gpu);
+                let gpu = known.map_or_else(|| format!("GPU {}", registration.gpu), Gpu::label);
                 let ended = if registration.probe.ok { "registered" } else { &registration.probe.detail };
-                let line = clean(&format!("GPU {gpu} with {nic} through {way}: {ended}"));
+                let line = clean(&format!("{gpu} with {nic} through {way}: {ended}"));
                 writeln!(out, "  {line}")?;
             }
         }
@@ -113,16 +115,30 @@ pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(lost)))
 }
 
+/// The diagnosis, compared with the machine at the other end if its facts were given.
+fn diagnosed(args: &DoctorArgs, facts: &Facts) -> anyhow::Result<Diagnosis> {
+    Ok(match &args.peer_facts {
+        Some(path) => diagnose_with_peer(facts, &saved(path)?),
+        None => diagnose(facts),
+    })
+}
+
 /// Runs a program, and explains what its libraries logged.
 fn of_program(args: &DoctorArgs, facts: &Facts) -> anyhow::Result<ExitCode> {
+    // Files that cannot be read are an error before the program runs.
+    let mut diagnosis = diagnosed(args, facts)?;
+    let given = logs::read(args, facts, &diagnosis)?;
     let ran = program::run(&args.program)?;
-    let mut diagnosis = diagnose(facts);
-    let logs = logs::of_program(&ran.logs, facts, &diagnosis);
+    let mut logs = logs::of_program(&ran.logs, facts, &diagnosis);
+    logs.extend(given);
     overrule(&mut diagnosis, facts, &logs);
     let mut out = std::io::stdout().lock();
     write!(out, "\n{}", report(facts, &diagnosis, style(args.all)))?;
     for log in &logs {
         write!(out, "\n{}", log.text())?;
+    }
+    for note in &ran.notes {
+        writeln!(out, "\nnote: {}", clean(note))?;
     }
     if logs.is_empty() {
         writeln!(
@@ -131,7 +147,7 @@ fn of_program(args: &DoctorArgs, facts: &Facts) -> anyhow::Result<ExitCode> {
             ran.logs.lines
         )?;
     }
-    let lost = logs.iter().any(|log| log.direct_is_lost);
+    let lost = diagnosis.direct_is_lost || logs.iter().any(|log| log.direct_is_lost);
     Ok(ExitCode::from(if ran.code == 0 { u8::from(lost) } else { ran.code }))
 }
 

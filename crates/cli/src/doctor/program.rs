@@ -1,9 +1,12 @@
 //! `nobounce doctor -- PROGRAM`: runs a program, and reads what its libraries log.
 
 use std::ffi::OsString;
+use std::fs::{File, Metadata};
 use std::io::{BufReader, Read, Write};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use nobounce_diagnose::log::{self, Logs};
@@ -19,6 +22,41 @@ pub(super) struct Ran {
     pub(super) logs: Logs,
     /// Its exit code; 128 and more: killed by a signal.
     pub(super) code: u8,
+    /// Logs that are elsewhere.
+    pub(super) notes: Vec<String>,
+}
+
+/// Variables that send a library's log into a file.
+const FILES: [&str; 2] = ["NCCL_DEBUG_FILE", "UCX_LOG_FILE"];
+
+/// Reads the files that the environment names for logs, if the program wrote them. Patterns (`%h`,
+/// `%p`) stand for a file of each process: those are only named.
+fn read_files(since: SystemTime, value: impl Fn(&str) -> Option<OsString>, logs: &mut Logs) -> Vec<String> {
+    let mut notes = Vec::new();
+    for name in FILES {
+        let Some(path) = value(name).map(PathBuf::from) else { continue };
+        if ["", "stdout", "stderr"].iter().any(|stream| path.as_os_str() == *stream) {
+            continue;
+        }
+        let shown = path.display();
+        // Clocks of file systems are coarse.
+        let is_new = |data: Metadata| data.modified().is_ok_and(|at| at + Duration::from_secs(2) >= since);
+        let mut read = || {
+            let file = File::open(&path)?;
+            log::each_line(BufReader::new(file), |line| logs.take(line))
+        };
+        notes.push(if path.to_string_lossy().contains('%') {
+            format!("{name}={shown}: each process logs into a file of its own; read them with --log")
+        } else if !std::fs::metadata(&path).is_ok_and(is_new) {
+            format!("{name}={shown}: the program wrote no such file")
+        } else {
+            match read() {
+                Ok(()) => format!("{name}={shown}: read as well"),
+                Err(error) => format!("{name}={shown}: cannot be read: {error}"),
+            }
+        });
+    }
+    notes
 }
 
 /// Runs a program to its end. Its output passes through.
@@ -31,6 +69,7 @@ pub(super) fn run(command: &[OsString]) -> anyhow::Result<Ran> {
             command.env(name, value);
         }
     }
+    let since = SystemTime::now();
     let mut child = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
     let logs = Mutex::new(Logs::default());
     let (out, err) = (child.stdout.take(), child.stderr.take());
@@ -46,7 +85,9 @@ pub(super) fn run(command: &[OsString]) -> anyhow::Result<Ran> {
     let signal = std::os::unix::process::ExitStatusExt::signal(&status);
     let code = status.code().or(signal.map(|signal| 128 + signal)).unwrap_or(1);
     let code = u8::try_from(code & 0xff).unwrap_or(1);
-    Ok(Ran { logs: logs.into_inner().unwrap_or_else(PoisonError::into_inner), code })
+    let mut logs = logs.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let notes = read_files(since, |name| std::env::var_os(name), &mut logs);
+    Ok(Ran { logs, code, notes })
 }
 
 /// Copies lines, and reads them.
@@ -56,4 +97,33 @@ fn copy(from: impl Read, mut to: impl Write, logs: &Mutex<Logs>) {
         let _ = writeln!(to, "{line}");
         logs.lock().unwrap_or_else(PoisonError::into_inner).take(line);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_in_files_are_read_or_named() {
+        let folder = std::env::temp_dir().join(format!("nobounce-doctor-log-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("nccl.log");
+        let line = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n";
+        std::fs::write(&file, line).unwrap();
+        let read = |nccl: PathBuf, since| {
+            let mut logs = Logs::default();
+            let value = |name: &str| (name == "NCCL_DEBUG_FILE").then(|| nccl.clone().into_os_string());
+            let notes = read_files(since, value, &mut logs);
+            (logs.nccl.lines, notes.join("\n"))
+        };
+        let now = SystemTime::now();
+        let (lines, notes) = read(file.clone(), now);
+        assert!(lines == 1 && notes.ends_with("read as well"), "{lines} {notes}");
+        // A file of an earlier job is not this program's.
+        let (lines, notes) = read(file, now + Duration::from_secs(60));
+        assert!(lines == 0 && notes.contains("wrote no such file"), "{lines} {notes}");
+        let (lines, notes) = read(folder.join("nccl.%h.%p"), now);
+        assert!(lines == 0 && notes.contains("--log"), "{lines} {notes}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
