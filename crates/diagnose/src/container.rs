@@ -5,7 +5,7 @@ use crate::finding::Finding;
 use nobounce_topology::facts::Facts;
 
 /// Findings that the image, its start or its namespaces mend, or that name another side themselves.
-const NOT_OF_THE_HOST: [&str; 14] = [
+const NOT_OF_THE_HOST: [&str; 15] = [
     "no-libibverbs",
     "verbs-provider",
     "verbs-too-old",
@@ -20,6 +20,8 @@ const NOT_OF_THE_HOST: [&str; 14] = [
     "mtu-",
     "ats-off",
     "known-bad",
+    // It runs doctor on the same path again.
+    "storage-acs-unread",
 ];
 
 /// Fixes that need root or a reboot name the host where the facts are those of a container.

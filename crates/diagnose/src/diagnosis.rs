@@ -56,7 +56,10 @@ fn with_findings(facts: &Facts, more: Vec<Finding>) -> Diagnosis {
     let mut findings = fold::fold(findings, &verdicts);
     words::name_devices(facts, &mut findings, &mut verdicts);
     let direct_is_lost = facts.gpus.iter().any(|gpu| lost::is_lost(gpu, &verdicts, &findings));
-    let storage = facts.storage.as_ref().map(|storage| checks::storage::diagnose(&analysis, storage));
+    let mut storage = facts.storage.as_ref().map(|storage| checks::storage::diagnose(&analysis, storage));
+    if let Some(storage) = &mut storage {
+        container::name_the_side(facts, &mut storage.findings);
+    }
     Diagnosis { schema: SCHEMA, host: facts.host.clone(), findings, verdicts, direct_is_lost, storage }
 }
 

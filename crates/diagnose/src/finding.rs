@@ -226,7 +226,15 @@ impl Finding {
     /// The fixes belong to the host of this container.
     pub(crate) fn put_on_host(&mut self) {
         const SIDE: &str = "on the host, not in the container";
+        let is_command = self.id.starts_with("storage-");
         for (fix, parts) in self.fix.iter_mut().zip(&mut self.fix_parts) {
+            if is_command {
+                // Remarks on a command are a comment behind it.
+                let joined = if fix.contains("   # ") { "; " } else { "   # " };
+                *fix = format!("{fix}{joined}{SIDE}");
+                parts.push(FixPart::Remark(remark(SIDE)));
+                continue;
+            }
             // Arguments of the container's start are no change inside of it.
             if !fix.contains("start the container") {
                 *fix = format!("{SIDE}: {fix}");

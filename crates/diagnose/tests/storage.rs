@@ -319,3 +319,27 @@ fn every_fix_is_a_command_that_a_shell_parses() {
         assert!(parsed.status.success(), "{fix}: {}", String::from_utf8_lossy(&parsed.stderr));
     }
 }
+
+#[test]
+fn fixes_in_a_container_name_the_host() {
+    let mut named = 0;
+    for case in cases() {
+        let mut facts = of(&case);
+        facts.process.container = Read::Yes(Some("docker".to_owned()));
+        for finding in found(&facts).findings {
+            let of_host = (finding.needs_root || finding.needs_reboot) && finding.id != "storage-acs-unread";
+            for fix in &finding.fix {
+                assert_eq!(
+                    fix.contains("on the host, not in the container"),
+                    of_host,
+                    "{}: {fix}",
+                    finding.id
+                );
+                let parsed = std::process::Command::new("sh").args(["-n", "-c", "--", fix]).output().unwrap();
+                assert!(parsed.status.success(), "{fix}");
+                named += u32::from(of_host);
+            }
+        }
+    }
+    assert!(named > 20, "{named} fixes name the host");
+}

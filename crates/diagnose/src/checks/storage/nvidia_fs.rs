@@ -33,12 +33,10 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
         Some(false) => {
             let installed =
                 facts.kernel.installed.known().is_some_and(|names| names.iter().any(|n| n == "nvidia_fs"));
-            let fix = match (container, installed) {
-                (true, _) => "sudo modprobe nvidia-fs   # on the host",
-                (false, true) => "sudo modprobe nvidia-fs",
-                (false, false) => {
-                    "sudo apt install nvidia-gds && sudo modprobe nvidia-fs   # or sudo dnf install nvidia-gds"
-                }
+            let fix = if container || installed {
+                "sudo modprobe nvidia-fs"
+            } else {
+                "sudo apt install nvidia-gds && sudo modprobe nvidia-fs   # or sudo dnf install nvidia-gds"
             };
             let finding = Finding::new("storage-nvidia-fs", Severity::Error, "nvidia-fs is not loaded")
                 .why("cuFile reads directly by nvidia-fs, or by P2PDMA. Without the module, and without P2PDMA, it says 'running in compatible mode' in cufile.log and copies through host memory.")
