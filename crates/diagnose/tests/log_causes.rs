@@ -167,6 +167,11 @@ fn the_module_of_a_cause_fits_the_machine() {
     modules.insert("nv_peer_mem".to_owned(), Module::default());
     let mut inside = plain.clone();
     inside.process.container = Read::Yes(Some("docker".to_owned()));
+    let amd = machines::machine("mi300x").unwrap();
+    for line in &lines[..3] {
+        let said = fixes(line, &amd);
+        assert!(said.contains("amdgpu has none here") && !said.contains("modprobe"), "{line}: {said}");
+    }
     for line in lines {
         let said = fixes(line, &plain);
         assert!(said.contains("sudo modprobe nvidia_peermem") && !said.contains("host"), "{line}: {said}");

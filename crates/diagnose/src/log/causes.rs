@@ -241,8 +241,9 @@ pub(super) const REFUSED: &[Cause] = &[
         "GeForce and TITAN cards have no GPUDirect RDMA",
         "use a data-centre or professional GPU",
     ),
+    when(|facts, _| has_amd(facts), NO_AMD_PEER, AMD_DMA_BUF),
     no_module(
-        |facts, _| !peermem_loaded(facts),
+        |facts, _| !has_amd(facts) && !peermem_loaded(facts),
         "no peer-memory module serves the GPU",
         "perftest: or `--use_cuda_dmabuf`",
     ),
@@ -287,7 +288,7 @@ pub(super) const STAGED: &[Cause] = &[
         "use a data-centre or professional GPU",
     ),
     no_module(
-        |facts, _| !peermem_loaded(facts),
+        |facts, _| !has_amd(facts) && !peermem_loaded(facts),
         "neither peer memory nor dma-buf serves the GPU",
         "or the open kernel module with NCCL 2.13 and newer",
     ),
