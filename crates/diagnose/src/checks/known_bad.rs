@@ -21,10 +21,10 @@ fn version_of(text: &str) -> Option<Version> {
 enum Strikes {
     /// One library.
     Library(&'static str),
-    /// One library, which these facts leave open.
-    MayBe(&'static str),
-    /// One library where the facts show the rest of the combination, too; else they leave it open.
-    Where(fn(&Facts) -> bool, &'static str),
+    /// One library, perhaps: the facts leave a part of the combination open.
+    LibraryPerhaps(&'static str),
+    /// One library if the facts show the rest of the combination, else perhaps.
+    LibraryIf(fn(&Facts) -> bool, &'static str),
     /// Every use of GPUDirect.
     Path,
     /// Something beside the path.
@@ -246,7 +246,7 @@ const TABLE: [Known; 14] = [
         before: [2, 29, 3],
         with: |analysis| analysis.facts.machine.arch == "aarch64",
         // The slots last for some jobs.
-        strikes: Strikes::MayBe("NCCL"),
+        strikes: Strikes::LibraryPerhaps("NCCL"),
         happens: "leaks slots of its proxy thread on ARM: collectives stop without an error",
         source: "marin-community/marin#8038",
         fix: "use NCCL 2.29.3 or newer",
@@ -259,7 +259,7 @@ const TABLE: [Known; 14] = [
             analysis.facts.nics.iter().any(nccl::is_efa) && analysis.facts.variable("NCCL_PROTO").is_none()
         },
         // The version of aws-ofi-nccl is no fact.
-        strikes: Strikes::MayBe("NCCL"),
+        strikes: Strikes::LibraryPerhaps("NCCL"),
         happens: "may corrupt data over EFA: its protocols LL and LL128 need packets in order",
         source: "NVIDIA/nccl#716",
         fix: "`NCCL_PROTO=simple`   (newer versions of aws-ofi-nccl set it themselves)",
@@ -303,7 +303,7 @@ const TABLE: [Known; 14] = [
                 && !off("FI_HMEM_CUDA_USE_GDRCOPY")
                 && !off("FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD")
         },
-        strikes: Strikes::Where(|facts| facts.kernel.is_loaded("gdrdrv") == Some(true), "NCCL"),
+        strikes: Strikes::LibraryIf(|facts| facts.kernel.is_loaded("gdrdrv") == Some(true), "NCCL"),
         happens: "with GH200: copies of libfabric by GDRCopy fail (cxil_map: write error) or deliver wrong data to NCCL",
         source: "NVIDIA/nccl#2001, eth-cscs/cscs-docs#161",
         fix: "`FI_HMEM_CUDA_USE_GDRCOPY=0`   (MPI: `FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0`)",
@@ -334,10 +334,10 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
                     .fix(row.fix);
             match row.strikes {
                 Strikes::Library(library) => finding.of_library(library).blocks().on(devices()),
-                Strikes::Where(is_certain, library) if is_certain(facts) => {
+                Strikes::LibraryIf(is_certain, library) if is_certain(facts) => {
                     finding.of_library(library).blocks().on(devices())
                 }
-                Strikes::MayBe(library) | Strikes::Where(_, library) => {
+                Strikes::LibraryPerhaps(library) | Strikes::LibraryIf(_, library) => {
                     finding.of_library(library).on(devices())
                 }
                 Strikes::Path => finding.blocks().on(devices()),
