@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::constants as c;
 use super::parts::PartsError;
+use super::slot::Slot;
 
 /// A network link of one adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,6 +123,20 @@ impl Fabric {
             Kind::Efa => 8192,
             _ => 4096,
         }
+    }
+
+    /// The slot that adapters of this rate are made for.
+    #[must_use]
+    pub fn usual_slot(self) -> Slot {
+        let (generation, lanes) = match self.gbps {
+            rate if rate <= 16.0 => (2, 8),
+            rate if rate < 60.0 => (3, 8),
+            rate if rate <= 100.0 => (3, 16),
+            rate if rate <= 200.0 => (4, 16),
+            rate if rate <= 400.0 => (5, 16),
+            _ => (6, 16),
+        };
+        Slot { generation, lanes }
     }
 
     /// The next faster link of the kind, if there is one.

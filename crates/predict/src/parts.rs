@@ -168,7 +168,7 @@ impl Spec {
         let most = self.fastest_slot();
         let nic = or(
             self.nic,
-            || usual_slot(link).at_most(most),
+            || link.usual_slot().at_most(most),
             &mut assumed,
             |slot| format!("the adapter is on {slot}, which fits its link"),
         );
@@ -371,19 +371,6 @@ fn pcie_size(said: Option<u32>, usual: u32, what: &'static str) -> Result<u32, P
         Some(bytes @ (128 | 256 | 512 | 1024 | 2048 | 4096)) => Ok(bytes),
         Some(bytes) => Err(PartsError::PcieSize { what, bytes }),
     }
-}
-
-/// The slot that adapters of this rate are made for.
-fn usual_slot(link: Fabric) -> Slot {
-    let (generation, lanes) = match link.gbps {
-        rate if rate <= 16.0 => (2, 8),
-        rate if rate < 60.0 => (3, 8),
-        rate if rate <= 100.0 => (3, 16),
-        rate if rate <= 200.0 => (4, 16),
-        rate if rate <= 400.0 => (5, 16),
-        _ => (6, 16),
-    };
-    Slot { generation, lanes }
 }
 
 impl Parts {

@@ -69,7 +69,8 @@ fn changes(parts: &Parts) -> Vec<(String, bool, Parts)> {
     // No card is of a newer generation than the machine it is plugged into.
     let newest = newest_slot(parts);
     let faster = |slot: Slot| slot.next().filter(|next| next.generation <= newest);
-    if let Some(link) = parts.link.next() {
+    // A link whose adapters need a slot that the machine lacks is no upgrade of it.
+    if let Some(link) = parts.link.next().filter(|link| link.usual_slot().generation <= newest) {
         add(link.to_string(), false, &|parts| parts.link = link);
         if let Some(slot) = faster(parts.nic) {
             // The two that hold each other back, together: a faster link needs the slot for it.
@@ -161,6 +162,17 @@ mod tests {
         let good = upgrades(&spec.resolve().unwrap(), 8 << 20);
         assert!(good.iter().all(|one| !one.change.contains("Gen6")), "{good:?}");
         assert!(good.iter().any(|one| one.change.contains("rails")), "{good:?}");
+        // Adapters of the next link need the next generation of slots.
+        for (link, generation) in [("ndr", 5), ("edr", 3)] {
+            let slot = Slot::new(generation, 16).ok();
+            let spec = Spec { link: Fabric::infiniband(link), nic: slot, gpu: slot, ..Spec::default() };
+            let next = spec.link.and_then(Fabric::next).unwrap().to_string();
+            let found = upgrades(&spec.resolve().unwrap(), 8 << 20);
+            assert!(found.iter().all(|one| !one.change.contains(&next)), "{next} in {found:?}");
+            let newer = Slot::new(generation + 1, 16).ok();
+            let found = upgrades(&Spec { nic: newer, gpu: newer, ..spec }.resolve().unwrap(), 8 << 20);
+            assert!(found.iter().any(|one| one.change == next), "{next} not in {found:?}");
+        }
         assert!(good.iter().all(|one| one.change != "relaxed ordering"));
     }
 }
