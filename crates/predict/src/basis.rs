@@ -2,9 +2,11 @@
 //! predicted then.
 
 use super::fabric::Kind;
-use super::parts::{End, Memory, Parts, Software};
+use super::interval::Class;
+use super::parts::{End, Memory, Op, Parts, Software};
 use super::route::NotDirect;
 use super::soft;
+use nobounce_topology::facts::GpuVendor;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
 
@@ -47,7 +49,7 @@ pub enum NoBasis {
     PortDown(String),
     /// Each packet passes the processor's translation.
     #[error(
-        "the IOMMU translates the addresses of GPU or adapter: each packet passes it, and a fraction of the rate remains; boot with iommu=pt"
+        "the IOMMU translates the addresses of the GPU or the adapter: each packet passes it, and a fraction of the rate remains; boot with iommu=pt"
     )]
     Iommu,
     /// Published rates contradict each other.
@@ -55,6 +57,11 @@ pub enum NoBasis {
         "reads of a GPU through a Xeon older than Skylake: published rates are 0.3 to 6 GB/s; put GPU and adapter below one switch"
     )]
     OldXeon,
+    /// The same of Zen's generations.
+    #[error(
+        "reads of a GPU through an AMD Zen: published rates are 6 GB/s to line rate; put GPU and adapter below one switch, and state it with --distance PIX"
+    )]
+    ZenReads,
     /// Its speed is a property of the processor.
     #[error("the link between the sockets is unknown for {0}; name the processor with --platform")]
     Sockets(&'static str),
@@ -79,7 +86,14 @@ pub enum NoEstimate {
     NotDirect(#[from] NotDirect),
     /// It may exist, and nothing is known of it.
     #[error("not predicted: {0}")]
-    NoBasis(#[from] NoBasis),
+    NoBasis(NoBasis),
+}
+
+/// Not as its source: the sentence contains it, and a chain of errors would repeat it.
+impl From<NoBasis> for NoEstimate {
+    fn from(why: NoBasis) -> Self {
+        Self::NoBasis(why)
+    }
 }
 
 /// GB/s that the memory of every known server carries: the least of the table of processors, less
@@ -101,7 +115,8 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
     if let Some(what) = soft::not_calibrated(parts) {
         return Err(NoBasis::NotCalibrated(what));
     }
-    if parts.iommu && parts.gpu_over_pcie() {
+    // Two processes of one machine use no adapter, whose addresses would be translated.
+    if parts.iommu && parts.link.kind != Kind::Loopback {
         return Err(NoBasis::Iommu);
     }
     if parts.link.kind == Kind::Efa && size < LONG {
@@ -118,11 +133,15 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
         Software::Mpi if gpu && size < LONG => return Err(NoBasis::UcxProtocol),
         Software::Mpi if size < MPI_COPIES => return Err(NoBasis::MpiCore),
         Software::Nixl if size < LONG => return Err(NoBasis::Nixl),
+        Software::Nccl if size < LONG => return Err(NoBasis::NcclProtocol),
         _ => {}
     }
     let reads_gpu = parts.gpu_over_pcie() && parts.is_on_gpu(End::Source);
     if reads_gpu && parts.through_processor() && parts.platform == Platform::XeonOld {
         return Err(NoBasis::OldXeon);
+    }
+    if reads_gpu && (parts.through_processor() || !parts.is_placed) && parts.platform == Platform::Zen {
+        return Err(NoBasis::ZenReads);
     }
     let far = parts.gpu_over_pcie() && parts.distance == Distance::Sys;
     if (far || parts.far_rails > 0) && parts.platform.between_sockets().is_none() {
@@ -134,6 +153,64 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
         return Err(NoBasis::Dram { rails: parts.rails, gbytes });
     }
     Ok(())
+}
+
+impl Parts {
+    /// What of the network and the slots no scored figure validates.
+    fn unvalidated_link(&self) -> Vec<&'static str> {
+        let slots = [Some(self.nic), self.gpu];
+        let is_infiniband = matches!(self.link.kind, Kind::InfiniBand | Kind::InfiniBandGlobal);
+        let found = [
+            (self.link.kind == Kind::Efa, "EFA"),
+            (self.link.kind == Kind::Iwarp, "iWARP"),
+            (is_infiniband && self.link.gbps < 50.0, "InfiniBand before FDR"),
+            (self.link.gbps > 400.0, "links above 400 Gb/s"),
+            (slots.iter().flatten().any(|slot| slot.generation > 5), "PCIe Gen6 and later"),
+        ];
+        found.into_iter().filter_map(|(is_so, what)| is_so.then_some(what)).collect()
+    }
+
+    /// What of the transfer no scored figure validates. Its interval is the widest.
+    #[must_use]
+    pub fn unvalidated(&self) -> Vec<&'static str> {
+        // The software NIC has an interval of its own.
+        if self.link.kind == Kind::Loopback || self.software == Software::Nobounce {
+            return Vec::new();
+        }
+        let pcie = self.gpu_over_pcie();
+        let unknown = self.through_processor() && self.platform == Platform::Other;
+        let found = [
+            (pcie && !self.is_placed, "an assumed distance between GPU and adapter"),
+            (pcie && self.is_placed && unknown, "an unknown processor between GPU and adapter"),
+            (pcie && self.operation == Op::Read, "reads of GPU memory by RDMA READ"),
+            (self.memory == Memory::Gpu && self.gpu_vendor != GpuVendor::Nvidia, "GPUs other than NVIDIA's"),
+        ];
+        let mut all = self.unvalidated_link();
+        all.extend(found.into_iter().filter_map(|(is_so, what)| is_so.then_some(what)));
+        all
+    }
+
+    /// The class of the direct transfer.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        match self.software {
+            _ if !self.unvalidated().is_empty() => Class::Unvalidated,
+            Software::Verbs | Software::Nobounce | Software::GpuInitiated => Class::Verbs,
+            Software::Mpi | Software::Nixl | Software::Nccl => Class::Library,
+        }
+    }
+
+    /// The class of a staged transfer: no packet passes between GPU and adapter.
+    #[must_use]
+    pub fn staged_class(&self) -> Class {
+        if self.unvalidated_link().is_empty() { Class::Staged } else { Class::Unvalidated }
+    }
+
+    /// The class of a collective.
+    #[must_use]
+    pub fn collective_class(&self) -> Class {
+        if self.unvalidated().is_empty() { Class::Collective } else { Class::Unvalidated }
+    }
 }
 
 /// Whether collectives of so many bytes can be predicted.

@@ -2,12 +2,14 @@
 
 use serde::Serialize;
 
-use super::basis::{self, NoBasis, NoEstimate};
+use super::basis;
+pub use super::cluster_error::ClusterError;
 use super::constants as c;
-use super::factor::{Factor, Stage, in_series, slowest};
-use super::model::direct;
+use super::factor::{Band, Factor, Stage, in_series, slowest};
+use super::interval::Interval;
+use super::model::{Estimate, direct};
 use super::parts::{Memory, Parts, Software};
-use super::route::{self, NotDirect, float};
+use super::route::{self, float};
 use super::staging;
 
 /// A cluster and its work.
@@ -90,14 +92,29 @@ impl Pattern {
 pub struct Step {
     /// Milliseconds of the exchange.
     pub exchange_ms: f64,
+    /// The lower end of its interval.
+    pub exchange_low_ms: f64,
+    /// The upper end.
+    pub exchange_high_ms: f64,
     /// Of them, those that no computing hides.
     pub exposed_ms: f64,
     /// The whole step.
     pub step_ms: f64,
+    /// The lower end of its interval.
+    pub step_low_ms: f64,
+    /// The upper end.
+    pub step_high_ms: f64,
     /// GB/s of each GPU's bytes: bytes by time.
     pub algorithm_gbytes_per_s: f64,
     /// GB/s that the slowest link carries, as nccl-tests define it.
     pub bus_gbytes_per_s: f64,
+    /// The lower end of its interval.
+    pub bus_low_gbytes_per_s: f64,
+    /// The upper end.
+    pub bus_high_gbytes_per_s: f64,
+    /// What the slowest stage carries, which the interval does not exceed.
+    #[serde(skip)]
+    pub bus_most_gbytes_per_s: f64,
     /// What limits the exchange.
     pub binds: Factor,
 }
@@ -117,62 +134,8 @@ pub struct Impact {
     pub money: f64,
 }
 
-/// A cluster that does not exist.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ClusterError {
-    /// One machine has no network between its GPUs.
-    #[error(
-        "invalid --nodes {0}: a cluster has at least two nodes; bytes inside one machine do not cross the network"
-    )]
-    Nodes(u32),
-    /// More than any real cluster has.
-    #[error("too many {what}: {count}, the maximum is {most}")]
-    TooMany {
-        /// What.
-        what: &'static str,
-        /// How many.
-        count: u32,
-        /// At the most.
-        most: u32,
-    },
-    /// Nothing computes.
-    #[error("invalid --gpus-per-node 0: expected 1 or more")]
-    NoGpus,
-    /// Nothing carries the bytes.
-    #[error("invalid --nics-per-node 0: expected 1 or more")]
-    NoNics,
-    /// Not a length of time.
-    #[error("invalid --compute {0}: expected 0 or more milliseconds")]
-    Compute(f64),
-    /// Not a share.
-    #[error("invalid --overlap {0}: expected a share of the compute time, 0 to 1 or 0% to 100%")]
-    Overlap(f64),
-    /// Not a price.
-    #[error("invalid --price {0}: expected 0 or more")]
-    Price(f64),
-    /// There is no direct way to compare with.
-    #[error("no direct path to compare with: {0}")]
-    NotDirect(#[from] NotDirect),
-    /// Nothing is known of it.
-    #[error("not predicted: {0}")]
-    NoBasis(#[from] NoBasis),
-    /// Host memory needs none.
-    #[error("GPUDirect needs GPU memory, but the transfer uses host memory")]
-    Host,
-}
-
 /// Hours of a month.
 const MONTH: f64 = 730.0;
-
-impl From<NoEstimate> for ClusterError {
-    fn from(why: NoEstimate) -> Self {
-        match why {
-            NoEstimate::NotDirect(why) => Self::NotDirect(why),
-            NoEstimate::NoBasis(why) => Self::NoBasis(why),
-        }
-    }
-}
 
 /// What the figures rest on, for people.
 pub const ASSUMPTIONS: [&str; 8] = [
@@ -229,18 +192,23 @@ fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, Clu
         Pattern::KvHandOver => hand_over(parts, cluster)?,
         _ => (exchange(parts, cluster, pattern, true), exchange(parts, cluster, pattern, false)),
     };
-    let step = |(microseconds, binds): Timed| {
-        let exchange_ms = microseconds / 1000.0;
-        let exposed_ms = (exchange_ms - cluster.overlap * cluster.compute_ms).max(0.0);
-        let algorithm_gbytes_per_s = float(cluster.bytes) / microseconds / 1000.0;
-        Step {
-            exchange_ms,
-            exposed_ms,
-            step_ms: cluster.compute_ms + exposed_ms,
-            algorithm_gbytes_per_s,
-            bus_gbytes_per_s: algorithm_gbytes_per_s * pattern.bus_share(cluster),
-            binds,
-        }
+    let exposed = |exchange_ms: f64| (exchange_ms - cluster.overlap * cluster.compute_ms).max(0.0);
+    let algorithm = |microseconds: f64| float(cluster.bytes) / microseconds / 1000.0;
+    let bus = |microseconds: f64| algorithm(microseconds) * pattern.bus_share(cluster);
+    let step = |Timed { time, least, binds }: Timed| Step {
+        exchange_ms: time.expected / 1000.0,
+        exchange_low_ms: time.low / 1000.0,
+        exchange_high_ms: time.high / 1000.0,
+        exposed_ms: exposed(time.expected / 1000.0),
+        step_ms: cluster.compute_ms + exposed(time.expected / 1000.0),
+        step_low_ms: cluster.compute_ms + exposed(time.low / 1000.0),
+        step_high_ms: cluster.compute_ms + exposed(time.high / 1000.0),
+        algorithm_gbytes_per_s: algorithm(time.expected),
+        bus_gbytes_per_s: bus(time.expected),
+        bus_low_gbytes_per_s: bus(time.high),
+        bus_high_gbytes_per_s: bus(time.low),
+        bus_most_gbytes_per_s: bus(least),
+        binds,
     };
     let (direct, staged) = (step(direct_us), step(staged_us));
     let gpus = f64::from(cluster.nodes) * f64::from(cluster.gpus_per_node);
@@ -250,12 +218,21 @@ fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, Clu
     Ok(Impact { pattern, direct, staged, gpu_hours, money: gpu_hours * cluster.price })
 }
 
+/// A collective with its interval, which is no less than `least`.
+fn timed(parts: &Parts, bytes: u64, is_direct: bool, (expected, least): (f64, f64), binds: Factor) -> Timed {
+    let class = if is_direct { parts.collective_class() } else { parts.staged_class() };
+    let band = Interval::of(class, bytes).of_time(expected);
+    // Host memory that is assumed may be faster.
+    let least = if is_direct || parts.dram_is_known { least } else { 0.0 };
+    Timed { time: Band { low: band.low.max(least).min(expected), ..band }, least, binds }
+}
+
 /// Microseconds of a collective, and what limits it.
 fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool) -> Timed {
     let (nodes, gpus) = (f64::from(cluster.nodes), f64::from(cluster.gpus_per_node));
     let all = nodes * gpus;
     let passes = if pattern == Pattern::TreeAllReduce { tree_passes(cluster.nodes) } else { 2.0 };
-    let (rate, binds) = node_rate(parts, cluster, is_direct, passes / 2.0);
+    let (rate, most, binds) = node_rate(parts, cluster, is_direct, passes / 2.0);
     let bytes = float(cluster.bytes);
     let flow = |share: f64, rate: f64| bytes * share / rate / 1000.0;
     let near = if cluster.gpus_per_node > 1 { c::NCCL_NVLINK } else { 0.0 };
@@ -267,18 +244,20 @@ fn exchange(parts: &Parts, cluster: &Cluster, pattern: Pattern, is_direct: bool)
         let waiting = rounds * (nodes * c::NCCL_NET + (all - nodes) * near);
         flowing.max(flowing / c::NCCL_SLICES + waiting)
     };
-    let time = match pattern {
-        Pattern::RingAllReduce => ring(2.0),
+    let (time, rounds) = match pattern {
+        Pattern::RingAllReduce => (ring(2.0), 2.0),
         Pattern::TreeAllReduce => {
             let levels = nodes.log2().ceil();
-            flow(2.0 * share, rate * c::NCCL_TREE) + 2.0 * (levels * c::NCCL_NET + (gpus - 1.0) * near)
+            let passes = 2.0 * (levels * c::NCCL_NET + (gpus - 1.0) * near);
+            (flow(2.0 * share, rate * c::NCCL_TREE) + passes, 2.0)
         }
-        Pattern::AllGather | Pattern::ReduceScatter => ring(1.0),
+        Pattern::AllGather | Pattern::ReduceScatter => (ring(1.0), 1.0),
         Pattern::AllToAll | Pattern::KvHandOver => {
             return all_to_all(parts, cluster, is_direct);
         }
     };
-    (time + c::NCCL_BASE, binds)
+    let times = (time + c::NCCL_BASE, flow(rounds * share, most));
+    timed(parts, cluster.bytes, is_direct, times, binds)
 }
 
 /// Every GPU sends to every other: through its own adapter what is for other nodes, over the links
@@ -288,12 +267,14 @@ fn all_to_all(parts: &Parts, cluster: &Cluster, is_direct: bool) -> Timed {
     // A connection between two GPUs uses one adapter, however many the node has.
     let nics = cluster.nics_per_node.min(cluster.gpus_per_node);
     let outside = Cluster { nics_per_node: nics, nvlink: Some(f64::INFINITY), ..cluster.clone() };
-    let (rate, binds) = node_rate(parts, &outside, is_direct, 1.0);
+    let (rate, most, binds) = node_rate(parts, &outside, is_direct, 1.0);
     let bytes = float(cluster.bytes);
-    let far = bytes * gpus * (nodes - 1.0) / nodes / rate / 1000.0;
+    let far = |rate: f64| bytes * gpus * (nodes - 1.0) / nodes / rate / 1000.0;
+    let (far, least) = (far(rate), far(most));
     let near = bytes * (gpus - 1.0) / (nodes * gpus) / between_gpus(parts, cluster) / 1000.0;
     let (flowing, binds) = if near > far { (near, Factor::GpuLinks) } else { (far, binds) };
-    (flowing + c::NCCL_NET * (nodes - 1.0).min(64.0) + c::NCCL_BASE, binds)
+    let time = flowing + c::NCCL_NET * (nodes - 1.0).min(64.0) + c::NCCL_BASE;
+    timed(parts, cluster.bytes, is_direct, (time, least.max(near)), binds)
 }
 
 /// GB/s between GPUs of one machine: their links, or copy kernels over PCIe.
@@ -313,9 +294,9 @@ const fn tree_passes(nodes: u32) -> f64 {
     }
 }
 
-/// GB/s of a node in each direction while both are busy; `load` is how often the bytes pass its
-/// adapters, against a ring.
-fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f64, Factor) {
+/// GB/s of a node in each direction while both are busy, those of its slowest stage, and which that
+/// is; `load` is how often the bytes pass its adapters, against a ring.
+fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f64, f64, Factor) {
     let node = Parts {
         rails: cluster.nics_per_node,
         gpus: cluster.gpus_per_node,
@@ -341,12 +322,21 @@ fn node_rate(parts: &Parts, cluster: &Cluster, is_direct: bool, load: f64) -> (f
     if cluster.gpus_per_node > 1 && gbytes_per_s.is_finite() {
         stages.push(Stage { factor: Factor::GpuLinks, gbytes_per_s, count: 1 });
     }
-    let binds = slowest(&stages).map_or(Factor::Wire, |stage| stage.factor);
-    (in_series(&stages, parts.fitted.series_exponent), binds)
+    let (most, binds) =
+        slowest(&stages).map_or((f64::INFINITY, Factor::Wire), |stage| (stage.gbytes_per_s, stage.factor));
+    (in_series(&stages, parts.fitted.series_exponent), most, binds)
 }
 
-/// Microseconds, and what takes most of them.
-type Timed = (f64, Factor);
+/// What is known of an exchange.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    /// Microseconds.
+    time: Band,
+    /// Microseconds that its bytes take at the rate of the slowest stage.
+    least: f64,
+    /// What limits it.
+    binds: Factor,
+}
 
 /// One hand-over, direct and staged.
 fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), ClusterError> {
@@ -357,7 +347,8 @@ fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), Cluster
     // All GPUs of a node hand over at once, and share its memory.
     let crowded = Parts { dram: pair.dram / f64::from(cluster.gpus_per_node), ..pair };
     let other = staging::staged(&crowded, cluster.bytes, true)?;
-    Ok(((way.microseconds.expected, way.binds), (other.microseconds.expected, other.binds)))
+    let timed = |one: Estimate| Timed { time: one.microseconds, least: 0.0, binds: one.binds };
+    Ok((timed(way), timed(other)))
 }
 
 #[cfg(test)]
@@ -398,6 +389,25 @@ mod tests {
     }
 
     #[test]
+    fn every_exchange_has_an_interval_and_no_link_is_exceeded() {
+        let found = impact(&h100(), &cluster()).unwrap();
+        for step in found.iter().flat_map(|one| [one.direct, one.staged]) {
+            assert!(step.exchange_low_ms <= step.exchange_ms && step.exchange_ms < step.exchange_high_ms);
+            assert!(step.step_low_ms <= step.step_ms && step.step_ms < step.step_high_ms, "{step:?}");
+            assert!(step.bus_low_gbytes_per_s < step.bus_gbytes_per_s, "{step:?}");
+            assert!(step.bus_high_gbytes_per_s >= step.bus_gbytes_per_s, "{step:?}");
+        }
+        // NVLink carries 370.8 GB/s, which the interval of a ring does not exceed.
+        assert!(found[0].direct.bus_high_gbytes_per_s <= 370.9, "{:?}", found[0].direct);
+        let wide = |parts: &Parts| {
+            let step = impact(parts, &cluster()).unwrap()[0].direct;
+            step.exchange_high_ms / step.exchange_ms
+        };
+        let efa = Parts { link: "efa:400".parse().unwrap(), ..h100() };
+        assert!(wide(&efa) > 1.9 && wide(&h100()) < 1.5, "{} {}", wide(&efa), wide(&h100()));
+    }
+
+    #[test]
     fn what_is_hidden_costs_nothing() {
         let hidden = Cluster { overlap: 1.0, compute_ms: 10_000.0, ..cluster() };
         assert!(impact(&h100(), &hidden).unwrap().iter().all(|one| one.money.abs() < 1e-9));
@@ -419,6 +429,7 @@ mod tests {
             (wrong(|cluster| cluster.overlap = f64::NAN), "0 to 1"),
             (wrong(|cluster| cluster.compute_ms = -3.0), "-3"),
             (wrong(|cluster| cluster.nics_per_node = 1000), "1000"),
+            (wrong(|cluster| cluster.bytes = 100_000), "not predicted: below 1 MiB"),
         ] {
             assert!(found.contains(wanted), "{found}");
         }

@@ -36,7 +36,7 @@ constants! {
     /// this exponent.
     SERIES_EXPONENT: 16.0, "", fitted, "streams over EDR, HDR and NDR: stages of nearly the same speed cost 1 to 5 %";
     /// What one flow alone gets of what several get together.
-    LONE_FLOW: 0.98, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
+    LONE_FLOW: 0.99, "", fitted, "ping-pong against stream over EDR, HDR and NDR, one queue pair against several";
     /// One message through two adapters and the cable between them.
     WIRE_BASE: 0.6, "us", sourced, "UCX, uct/ib: latency of EDR and faster ports";
     WIRE_BASE_FDR: 0.7, "us", sourced, "UCX, uct/ib: FDR";

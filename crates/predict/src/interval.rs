@@ -3,8 +3,8 @@
 
 use serde::Serialize;
 
+use super::factor::Band;
 use super::interval_table::TABLE;
-use super::parts::Software;
 
 /// Predictions that are right or wrong for the same reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -18,23 +18,14 @@ pub enum Class {
     Staged,
     /// Exchanges between all GPUs of a cluster.
     Collective,
-    /// Verbs with a GPU whose distance to the adapter is assumed.
-    Unplaced,
+    /// Transfers unlike all scored figures: [`super::parts::Parts::unvalidated`] says in what.
+    Unvalidated,
 }
 
 impl Class {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 5] = [Self::Verbs, Self::Library, Self::Staged, Self::Collective, Self::Unplaced];
-
-    /// Of a direct transfer; `placed`: nothing is assumed of the place of GPU and adapter.
-    #[must_use]
-    pub const fn of_direct(software: Software, placed: bool) -> Self {
-        match software {
-            Software::Verbs | Software::Nobounce | Software::GpuInitiated if placed => Self::Verbs,
-            Software::Verbs | Software::Nobounce | Software::GpuInitiated => Self::Unplaced,
-            Software::Mpi | Software::Nixl | Software::Nccl => Self::Library,
-        }
-    }
+    pub const ALL: [Self; 5] =
+        [Self::Verbs, Self::Library, Self::Staged, Self::Collective, Self::Unvalidated];
 }
 
 /// How long a message is.
@@ -80,5 +71,19 @@ impl Interval {
     pub fn of(class: Class, size: u64) -> Self {
         let (low, high) = TABLE[class as usize][Length::of(size) as usize];
         Self { low, high }
+    }
+
+    /// The band of a time.
+    #[must_use]
+    pub fn of_time(self, expected: f64) -> Band {
+        Band { expected, low: expected * self.low, high: expected * self.high }
+    }
+
+    /// The band of a rate. No uncertainty lifts a stream above `most`, which its slowest stage
+    /// carries.
+    #[must_use]
+    pub fn of_rate(self, expected: f64, most: f64) -> Band {
+        let high = (expected / self.low).min(most).max(expected);
+        Band { expected, low: expected / self.high, high }
     }
 }

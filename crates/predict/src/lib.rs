@@ -26,6 +26,7 @@
 pub mod basis;
 pub mod calibration;
 pub mod cluster;
+mod cluster_error;
 pub mod constants;
 pub mod fabric;
 pub mod factor;
@@ -39,6 +40,7 @@ mod measured;
 pub mod model;
 pub mod parts;
 mod parts_error;
+mod plausible;
 pub mod plot;
 pub mod plot_cluster;
 pub mod published;

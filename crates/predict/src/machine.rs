@@ -1,7 +1,8 @@
 //! Parts from the facts of a machine: one GPU and one adapter of it.
 
-use super::fabric::{Fabric, Kind, MAX_GBPS};
+use super::fabric::{Fabric, Kind};
 use super::parts::{Memory, Software, Spec};
+use super::plausible;
 use super::slot::Slot;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Facts, Nic, Port};
@@ -66,7 +67,7 @@ pub enum ChoiceError {
 /// # Errors
 /// A GPU or adapter was named that is not there.
 pub fn parts_of(facts: &Facts, choice: &Choice) -> Result<Found, ChoiceError> {
-    check(facts)?;
+    plausible::check(facts)?;
     let analysis = Analysis::of(facts);
     let hardware: Vec<&Nic> = facts.nics.iter().filter(|nic| !nic.is_software()).collect();
     if let Some(asked) = &choice.nic
@@ -101,57 +102,11 @@ pub fn parts_of(facts: &Facts, choice: &Choice) -> Result<Found, ChoiceError> {
     Ok(pair.map_or_else(|| host(facts, first), |pair| of_pair(&analysis, pair)))
 }
 
-/// Refuses facts that no machine has, before a figure rests on them.
-fn check(facts: &Facts) -> Result<(), ChoiceError> {
-    let refuse = |field: String, value: String, expected| Err(ChoiceError::Absurd { field, value, expected });
-    for nic in &facts.nics {
-        for port in &nic.ports {
-            let field = |name: &str| format!("nics[{}].ports[{}].{name}", nic.name, port.number);
-            match port.rate_gbps.get() {
-                Some(rate) if !(0.0..=MAX_GBPS).contains(&rate) => {
-                    return refuse(field("rate_gbps"), rate.to_string(), "0 to 1600 Gb/s");
-                }
-                _ => {}
-            }
-            match port.active_mtu.get() {
-                Some(mtu) if !(64..=65536).contains(&mtu) => {
-                    return refuse(field("active_mtu"), mtu.to_string(), "64 to 65536 bytes");
-                }
-                _ => {}
-            }
-        }
-    }
-    for device in &facts.pci {
-        let Some(link) = device.link else { continue };
-        let field = |name: &str| format!("pci[{}].link.{name}", device.address);
-        for (name, speed) in [("speed", link.speed), ("max_speed", link.max_speed)] {
-            if !(0.0..=128.0).contains(&speed) {
-                return refuse(field(name), speed.to_string(), "0 to 128 GT/s");
-            }
-        }
-        for (name, width) in [("width", link.width), ("max_width", link.max_width)] {
-            if width > 64 {
-                return refuse(field(name), width.to_string(), "0 to 64 lanes");
-            }
-        }
-    }
-    for gpu in &facts.gpus {
-        if gpu.bar1_bytes.get() == Some(0) {
-            return refuse(format!("gpus[{}].bar1_bytes", gpu.address), "0".to_owned(), "1 byte or more");
-        }
-    }
-    match facts.machine.sockets.get() {
-        Some(sockets) if !(1..=64).contains(&sockets) => {
-            refuse("machine.sockets".to_owned(), sockets.to_string(), "1 to 64")
-        }
-        _ => Ok(()),
-    }
-}
-
 /// The parts of one GPU with one adapter.
 pub fn of_pair(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Found {
     let facts = analysis.facts;
     let mut spec = adapter(facts, pair.nic);
+    spec.iommu = translates(facts, pair.nic, Some(&pair.gpu.address));
     let coherent = pair.gpu.coherent_link.get() == Some(true);
     if coherent {
         spec.coherent = Some(true);
@@ -161,10 +116,10 @@ pub fn of_pair(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Found {
         spec.gpu = link.and_then(|link| Slot::of_speed(link.max_speed, link.width));
         spec.distance = pair.distance;
         spec.acs_redirect = Some(is_redirected(&analysis.tree, pair));
-        spec.iommu = translates(facts, pair);
         spec.unavailable = unavailable(pair);
     }
     spec.memory = Some(Memory::Gpu);
+    spec.gpu_vendor = Some(pair.gpu.vendor);
     spec.bar1 = pair.gpu.bar1_bytes.get();
     let spec = spec.within_platform();
     let distance = spec.distance.map_or(String::new(), |distance| format!(", {distance}"));
@@ -212,15 +167,15 @@ fn is_redirected(tree: &Tree<'_>, pair: &Pair<'_>) -> bool {
     pair.distance.is_some_and(Distance::is_below_switch) && pair.bridges.iter().any(sent_up)
 }
 
-/// Whether an IOMMU translates the addresses of GPU or adapter. Adapters with ATS translate
+/// Whether an IOMMU translates the addresses of the GPU or the adapter. Adapters with ATS translate
 /// themselves.
-fn translates(facts: &Facts, pair: &Pair<'_>) -> Option<bool> {
+fn translates(facts: &Facts, nic: &Nic, gpu: Option<&str>) -> Option<bool> {
     let device = |address: &str| facts.pci_device(address);
-    let nic = pair.nic.address.as_deref().and_then(device);
+    let nic = nic.address.as_deref().and_then(device);
     if nic.and_then(|nic| nic.config.known()).is_some_and(|config| config.ats == Some(true)) {
         return Some(false);
     }
-    let ends = [device(&pair.gpu.address), nic];
+    let ends = [gpu.and_then(device), nic];
     let known: Vec<bool> =
         ends.into_iter().flatten().filter_map(|one| iommu::translates(facts, one)).collect();
     (!known.is_empty()).then(|| known.contains(&true))
@@ -248,7 +203,8 @@ fn down(nic: &Nic, port: Option<&Port>) -> Option<String> {
 }
 
 fn host(facts: &Facts, nic: &Nic) -> Found {
-    let spec = Spec { memory: Some(Memory::Host), ..adapter(facts, nic) };
+    let iommu = translates(facts, nic, None);
+    let spec = Spec { memory: Some(Memory::Host), iommu, ..adapter(facts, nic) };
     Found { spec, title: format!("host memory and {}", nic.name) }
 }
 
@@ -289,12 +245,13 @@ fn adapter(facts: &Facts, nic: &Nic) -> Spec {
     Spec {
         link: rate.filter(|rate| *rate > 0.0).map(|gbps| Fabric { kind, gbps: data_rate(kind, gbps) }),
         // Amazon's adapters say 4096 and send longer packets.
-        mtu: mtu.filter(|mtu| kind != Kind::Efa && matches!(mtu, 256 | 512 | 1024 | 2048 | 4096)),
+        mtu: mtu.filter(|_| !matches!(kind, Kind::Efa | Kind::Iwarp)),
         nic: device.and_then(|device| device.link).and_then(|link| Slot::of_speed(link.speed, link.width)),
-        max_payload: config.and_then(|config| config.max_payload).filter(|bytes| exists(*bytes)),
-        max_read_request: config.and_then(|config| config.max_read_request).filter(|bytes| exists(*bytes)),
+        max_payload: config.and_then(|config| config.max_payload),
+        max_read_request: config.and_then(|config| config.max_read_request),
         relaxed_ordering: config.and_then(|config| config.relaxed_ordering),
         platform: Some(Platform::of(&facts.machine.cpu)),
+        memory_per_socket: Platform::memory_of(&facts.machine.cpu),
         sockets: facts.machine.sockets.get(),
         port_down,
         ..Spec::default()
@@ -308,10 +265,6 @@ fn data_rate(kind: Kind, gbps: f64) -> f64 {
         (Kind::InfiniBand, rate) if (50.0..60.0).contains(&rate) => 54.54,
         (_, rate) => rate,
     }
-}
-
-const fn exists(bytes: u32) -> bool {
-    matches!(bytes, 128 | 256 | 512 | 1024 | 2048 | 4096)
 }
 
 #[cfg(test)]
@@ -338,13 +291,14 @@ mod tests {
             ("hgx-h100-roce", 47.9),
             ("dgx-b200", 48.4),
             ("gh200", 48.9),
-            ("dual-socket", 23.9),
             ("p5-efa", 12.3),
             ("workstation", 3.06),
         ] {
             let found = rate(name);
             assert!((found / wanted - 1.0).abs() < 0.02, "{name}: {found} instead of {wanted}");
         }
+        // Its GPUs and adapters are on root ports of an EPYC.
+        assert!(rate("dual-socket").abs() < 1e-9);
     }
 
     #[test]
@@ -426,6 +380,14 @@ mod tests {
             }
         });
         assert!(translated.unwrap_err().contains("iommu=pt"));
+        let mut facts = machines::machine("dgx-h100").unwrap();
+        facts.gpus.clear();
+        for device in &mut facts.pci {
+            if let Read::Yes(Some(iommu)) = &mut device.iommu {
+                iommu.kind = Some("DMA".to_owned());
+            }
+        }
+        assert_eq!(parts_of(&facts, &Choice::default()).unwrap().spec.iommu, Some(true));
         let down = said(&|facts| {
             for port in facts.nics.iter_mut().flat_map(|nic| &mut nic.ports) {
                 port.state = "DOWN".to_owned();
@@ -448,6 +410,23 @@ mod tests {
         let width =
             absurd(|facts| facts.pci.iter_mut().find_map(|one| one.link.as_mut()).unwrap().width = 1000);
         assert!(width.contains("link.width is 1000"), "{width}");
+        let mtu = absurd(|facts| facts.nics[0].ports[0].active_mtu = Read::Yes(5000));
+        assert!(mtu.contains("ports[1].active_mtu is 5000"), "{mtu}");
+        let bar1 = absurd(|facts| facts.gpus[0].bar1_bytes = Read::Yes(u64::MAX));
+        assert!(bar1.contains("bar1_bytes is 18446744073709551615"), "{bar1}");
+        let sizes = |change: fn(&mut nobounce_topology::facts::ConfigSpace)| {
+            let mut facts = machines::machine("dgx-h100").unwrap();
+            let address = facts.nics[0].address.clone().unwrap();
+            let nic = facts.pci.iter_mut().find(|device| device.address == address).unwrap();
+            if let Read::Yes(config) = &mut nic.config {
+                change(config);
+            }
+            parts_of(&facts, &Choice::default()).unwrap_err().to_string()
+        };
+        let payload = sizes(|config| config.max_payload = Some(100_000));
+        assert!(payload.contains("config.max_payload is 100000"), "{payload}");
+        let request = sizes(|config| config.max_read_request = Some(100_000));
+        assert!(request.contains("config.max_read_request is 100000"), "{request}");
         let closed = said(&|facts| {
             facts.registrations.clear();
             for gpu in &mut facts.gpus {

@@ -30,6 +30,9 @@ pub struct Estimate {
     /// model, where a calibration has some.
     #[serde(skip_serializing_if = "is_nothing")]
     pub stream_seen_us: f64,
+    /// GB/s of the slowest stage of a stream, which no band exceeds.
+    #[serde(skip)]
+    pub most: f64,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
@@ -74,7 +77,7 @@ pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NoEstimate> {
         _ => route::stages(parts, parts.rails),
     };
     let stream = stream(&streamed, size, &protocol, &parts.fitted);
-    Ok(finish(size, shares, stream, spread(parts, size, Class::of_direct(parts.software, parts.is_placed))))
+    Ok(finish(size, shares, stream, spread(parts, size, parts.class())))
 }
 
 /// Time in which the bytes of a lone message flow.
@@ -127,14 +130,11 @@ pub(super) fn finish(size: u64, mut shares: Vec<Share>, stream: Stream, interval
     shares.sort_by(|a, b| b.microseconds.total_cmp(&a.microseconds));
     let total: f64 = shares.iter().map(|share| share.microseconds).sum();
     let binds = shares.first().map_or(Factor::Adapters, |share| share.factor);
-    let Interval { low, high } = interval;
-    let rate = stream.gbytes_per_s;
-    // No uncertainty lifts a stream above what its slowest stage carries.
-    let highest = (rate / low).min(stream.most).max(rate);
     Estimate {
         size,
-        microseconds: Band { expected: total, low: total * low, high: total * high },
-        gbytes_per_s: Band { expected: rate, low: rate / high, high: highest },
+        microseconds: interval.of_time(total),
+        gbytes_per_s: interval.of_rate(stream.gbytes_per_s, stream.most),
+        most: stream.most,
         shares,
         binds,
         stream_binds: stream.binds,

@@ -7,8 +7,10 @@ use super::fabric::Fabric;
 use super::fitted::Fitted;
 pub use super::kinds::{End, Memory, Op, Software};
 pub use super::parts_error::PartsError;
+use super::plausible::{MAX_BAR1, MAX_DRAM, pcie_size, positive};
 use super::slot::Slot;
 use super::soft::Soft;
+use nobounce_topology::facts::GpuVendor;
 use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
 
@@ -40,6 +42,8 @@ pub struct Spec {
     pub memory: Option<Memory>,
     /// The end that lies in host memory, where the other lies on a GPU.
     pub host_end: Option<End>,
+    /// The maker of the GPU.
+    pub gpu_vendor: Option<GpuVendor>,
     /// Between GPU and adapter.
     pub distance: Option<Distance>,
     /// The processor.
@@ -62,6 +66,8 @@ pub struct Spec {
     pub port_down: Option<String>,
     /// GB/s of the host's memory at each end.
     pub dram: Option<f64>,
+    /// GB/s of one socket's memory with all channels, where the CPU's model is known.
+    pub memory_per_socket: Option<f64>,
     /// Sockets of each machine: each has memory of its own.
     pub sockets: Option<u32>,
     /// The software that posts.
@@ -99,6 +105,8 @@ pub struct Parts {
     pub memory: Memory,
     /// The end that lies in host memory, where the other lies on a GPU.
     pub host_end: Option<End>,
+    /// The maker of the GPU.
+    pub gpu_vendor: GpuVendor,
     /// Between GPU and adapter.
     pub distance: Distance,
     /// Whether nothing is assumed of it.
@@ -144,6 +152,9 @@ pub struct Parts {
     pub assumed: Vec<String>,
 }
 
+/// What is assumed of a software NIC without a calibration.
+pub const SOFT_ASSUMED: &str =
+    "the software NIC is as fast as on a two-core machine; calibrate for better figures";
 /// Rails of one transfer at the most: as many as the largest machines have adapters, with room.
 pub const MAX_RAILS: u32 = 64;
 
@@ -208,12 +219,12 @@ impl Spec {
             assumed.push("MaxReadReq of the adapter is 4096 bytes, as vendors recommend".to_owned());
         }
         let (dram, dram_is_known) = self.dram(platform, memory, &mut assumed)?;
+        if self.software == Some(Software::Nobounce) && link.kind != super::fabric::Kind::Loopback {
+            assumed.push(SOFT_ASSUMED.to_owned());
+        }
         if link.kind == super::fabric::Kind::Loopback {
             // No adapter, no slot: none of that matters.
-            assumed = vec![
-                "the software NIC is as fast as on a two-core machine; calibrate for better figures"
-                    .to_owned(),
-            ];
+            assumed = vec![SOFT_ASSUMED.to_owned()];
             if memory == Memory::Gpu {
                 assumed.push("GPU memory is loaded and copied as fast as on an H200".to_owned());
             }
@@ -229,6 +240,7 @@ impl Spec {
             gpus: self.gpus.unwrap_or(1),
             memory,
             host_end: self.host_end.filter(|_| memory == Memory::Gpu),
+            gpu_vendor: self.gpu_vendor.unwrap_or_default(),
             distance,
             is_placed: self.distance.is_some() || !gpu_memory,
             platform,
@@ -275,16 +287,23 @@ impl Spec {
         memory: Memory,
         assumed: &mut Vec<String>,
     ) -> Result<(f64, bool), PartsError> {
-        if let Some(stated) = positive("the bandwidth of host memory", self.dram)? {
+        if let Some(stated) = positive("the bandwidth of host memory", self.dram, MAX_DRAM)? {
             return Ok((stated, true));
         }
         let sockets = self.sockets.unwrap_or(1).clamp(1, 16);
-        let (dram, is_known) = if platform == Platform::Other {
-            (200.0, false)
-        } else {
-            (platform.memory_per_socket() * f64::from(sockets) * c::DRAM_SHARE, true)
+        let all = |per_socket: f64| per_socket * f64::from(sockets) * c::DRAM_SHARE;
+        let (dram, is_known) = match (self.memory_per_socket, platform) {
+            (Some(per_socket), _) => (all(per_socket), true),
+            (None, Platform::Other) => (200.0, false),
+            // A desktop has two channels, a server up to twelve of twice the rate.
+            (None, Platform::Zen) => (all(platform.memory_per_socket()), false),
+            (None, _) => (all(platform.memory_per_socket()), true),
         };
-        if memory == Memory::Host {
+        if platform == Platform::Zen && !is_known {
+            assumed.push(format!(
+                "host memory of {dram:.0} GB/s: eight channels of DDR4-3200, as the model of the AMD CPU is unknown; add --dram"
+            ));
+        } else if memory == Memory::Host {
             assumed.push(format!(
                 "host memory of {dram:.0} GB/s: every channel of {sockets} sockets is populated"
             ));
@@ -318,6 +337,9 @@ impl Spec {
             if count == Some(0) {
                 return Err(PartsError::NotPositive { what, value: 0.0 });
             }
+        }
+        if let Some(value) = self.bar1.filter(|value| !(1..=MAX_BAR1).contains(value)) {
+            return Err(PartsError::Bar1 { value, most: MAX_BAR1 });
         }
         if self.chunk == Some(0) {
             return Err(PartsError::NotPositive { what: "the chunk of a staged transfer", value: 0.0 });
@@ -356,21 +378,6 @@ fn or<T: Copy>(
         assumed.push(words(value));
         value
     })
-}
-
-fn positive(what: &'static str, value: Option<f64>) -> Result<Option<f64>, PartsError> {
-    match value {
-        Some(value) if !(value.is_finite() && value > 0.0) => Err(PartsError::NotPositive { what, value }),
-        other => Ok(other),
-    }
-}
-
-fn pcie_size(said: Option<u32>, usual: u32, what: &'static str) -> Result<u32, PartsError> {
-    match said {
-        None => Ok(usual),
-        Some(bytes @ (128 | 256 | 512 | 1024 | 2048 | 4096)) => Ok(bytes),
-        Some(bytes) => Err(PartsError::PcieSize { what, bytes }),
-    }
 }
 
 impl Parts {
@@ -422,6 +429,8 @@ mod tests {
             ..spec()
         };
         assert_eq!(said.resolve().unwrap().assumed, Vec::<String>::new());
+        let soft = Spec { software: Some(Software::Nobounce), ..said };
+        assert!(soft.resolve().unwrap().assumed.iter().any(|line| line.contains("calibrate")));
     }
 
     #[test]
@@ -439,6 +448,8 @@ mod tests {
             wrong(|spec| spec.max_payload = Some(100)),
             wrong(|spec| spec.dram = Some(-1.0)),
             wrong(|spec| spec.dram = Some(f64::NAN)),
+            wrong(|spec| spec.dram = Some(1e300)),
+            wrong(|spec| spec.bar1 = Some(u64::MAX)),
             wrong(|spec| spec.gpus = Some(0)),
             wrong(|spec| spec.chunk = Some(0)),
             wrong(|spec| {
@@ -463,6 +474,8 @@ mod tests {
             "MaxPayload 100",
             "host memory must be more than 0",
             "host memory must be more than 0",
+            "host memory must be at most 100000 GB/s",
+            "invalid BAR1",
             "number of GPUs",
             "chunk",
             "at most PCIe Gen3",

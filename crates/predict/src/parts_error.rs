@@ -77,6 +77,24 @@ pub enum PartsError {
         /// The given value.
         value: f64,
     },
+    /// More than any machine has.
+    #[error("{what} must be at most {most} GB/s, not {value:e}")]
+    TooMuch {
+        /// What.
+        what: &'static str,
+        /// The given value.
+        value: f64,
+        /// The most.
+        most: f64,
+    },
+    /// No GPU has such a window.
+    #[error("invalid BAR1 of {value} bytes: expected 1 to {most}")]
+    Bar1 {
+        /// The given size.
+        value: u64,
+        /// The largest.
+        most: u64,
+    },
     /// A GPU of the processor's own memory has no distance to cross.
     #[error(
         "a coherent GPU is attached to the processor, not to a PCIe slot: give either --gpu-slot or --coherent"

@@ -2,11 +2,13 @@
 
 use serde::Deserialize;
 
+use super::basis::NoEstimate;
 use super::cluster::{Cluster, Pattern, impact};
+use super::fabric::{Fabric, Kind};
 use super::fitted::Fitted;
 use super::interval::{Class, Length};
 use super::model::direct;
-use super::parts::{Parts, Software, Spec};
+use super::parts::{Memory, Parts, Software, Spec};
 use super::route::float;
 use super::slot::Slot;
 use super::staging::staged;
@@ -52,6 +54,9 @@ pub struct Row {
     pub points: Vec<(u64, f64)>,
 }
 
+/// Kinds of figures, of which the score names each bias.
+pub(super) const KINDS: [&str; 4] = ["latency", "stream", "collective", "staged"];
+
 /// Every row.
 ///
 /// # Panics
@@ -68,6 +73,8 @@ pub struct Said {
     pub expected: f64,
     /// The factor that it names.
     pub binds: Option<String>,
+    /// Of a rate: what the slowest stage carries, which no band exceeds.
+    pub most: f64,
 }
 
 impl Row {
@@ -101,16 +108,37 @@ impl Row {
     /// The class whose interval applies.
     #[must_use]
     pub fn class(&self) -> Class {
-        match (self.figure.as_str(), self.way.as_str()) {
-            ("ring_busbw" | "ring_us" | "tree_busbw" | "alltoall_busbw" | "allgather_busbw", _) => {
-                Class::Collective
-            }
-            (_, "staged") => Class::Staged,
-            _ => {
-                let placed = self.parts.resolve().is_ok_and(|parts| parts.is_placed);
-                Class::of_direct(self.parts.software.unwrap_or_default(), placed)
-            }
+        let Ok(parts) = self.parts.resolve() else { return Class::Unvalidated };
+        match self.way.as_str() {
+            _ if self.cluster.is_some() => parts.collective_class(),
+            "staged" => parts.staged_class(),
+            _ => parts.class(),
         }
+    }
+
+    /// One of the kinds.
+    pub(super) fn kind(&self) -> &'static str {
+        match (self.way.as_str(), self.figure.as_str()) {
+            _ if self.cluster.is_some() => "collective",
+            ("staged", _) => "staged",
+            (_, "microseconds" | "lone_gbytes_per_s") => "latency",
+            _ => "stream",
+        }
+    }
+
+    /// Whether the row has a GPU on PCIe and does not state its distance to the adapter.
+    #[must_use]
+    pub fn lacks_distance(&self) -> bool {
+        self.parts.memory != Some(Memory::Host)
+            && self.parts.coherent != Some(true)
+            && self.parts.distance.is_none()
+    }
+
+    /// Whether the row is about RoCE and does not state the path MTU.
+    #[must_use]
+    pub fn lacks_mtu(&self) -> bool {
+        let is_roce = |link: Fabric| matches!(link.kind, Kind::RoceV1 | Kind::RoceV2 | Kind::RoceV2Ipv6);
+        self.parts.link.is_some_and(is_roce) && self.parts.mtu.is_none()
     }
 
     /// Largest error that counts as right: 5 % from 1 MiB on, 20 % below.
@@ -129,7 +157,7 @@ impl Row {
     pub fn predict(&self, size: u64, fitted: &Fitted) -> Result<Said, String> {
         let length = float(size);
         let slot = self.parts.gpu.unwrap_or(Slot { generation: 3, lanes: 16 });
-        let plain = |expected| Ok(Said { expected, binds: None });
+        let plain = |expected| Ok(Said { expected, binds: None, most: f64::INFINITY });
         match self.figure.as_str() {
             "window_store_us" => return plain(length / window::store(slot) / 1000.0),
             "window_load_us" => return plain(window::load_microseconds(size)),
@@ -159,7 +187,7 @@ impl Row {
             return self.collective(&parts, &cluster);
         }
         let estimate = match self.way.as_str() {
-            "staged" => staged(&parts, size, true).map_err(|error| error.to_string())?,
+            "staged" => staged(&parts, size, true).map_err(|error| NoEstimate::from(error).to_string())?,
             _ => direct(&parts, size).map_err(|error| error.to_string())?,
         };
         let (expected, binds) = match self.figure.as_str() {
@@ -168,7 +196,8 @@ impl Row {
             "gbytes_per_s" => (estimate.gbytes_per_s.expected, estimate.stream_binds),
             other => panic!("no figure: {other}"),
         };
-        Ok(Said { expected, binds: Some(name(binds)) })
+        let most = if self.figure == "gbytes_per_s" { estimate.most } else { f64::INFINITY };
+        Ok(Said { expected, binds: Some(name(binds)), most })
     }
 
     fn collective(&self, parts: &Parts, cluster: &Cluster) -> Result<Said, String> {
@@ -181,11 +210,11 @@ impl Row {
         let found = impact(parts, cluster).map_err(|error| error.to_string())?;
         let step =
             found.iter().find(|one| one.pattern == pattern).expect("every pattern is predicted").direct;
-        let expected = match self.figure.as_str() {
-            "ring_us" => step.exchange_ms * 1000.0,
-            _ => step.bus_gbytes_per_s,
+        let (expected, most) = match self.figure.as_str() {
+            "ring_us" => (step.exchange_ms * 1000.0, f64::INFINITY),
+            _ => (step.bus_gbytes_per_s, step.bus_most_gbytes_per_s),
         };
-        Ok(Said { expected, binds: Some(name(step.binds)) })
+        Ok(Said { expected, binds: Some(name(step.binds)), most })
     }
 
     /// Whether a fitted constant may change what the model says of the row.

@@ -3,7 +3,6 @@
 use super::basis::{self, NoBasis};
 use super::constants as c;
 use super::factor::{Factor, Share};
-use super::interval::Class;
 use super::model::{Estimate, Stream, finish, spread};
 use super::parts::{Parts, Software};
 use super::route::{self, float};
@@ -44,7 +43,7 @@ pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Result<Estimate, NoB
         (bytes / total / 1000.0, factor)
     };
     let stream = Stream { gbytes_per_s: stream.0, binds: stream.1, most: copy.min(network), seen_us: 0.0 };
-    Ok(finish(size, shares, stream, spread(parts, size, Class::Staged)))
+    Ok(finish(size, shares, stream, spread(parts, size, parts.staged_class())))
 }
 
 /// GB/s between the two host buffers.

@@ -8,12 +8,14 @@ use serde::Serialize;
 use super::fitted::{Fitted, RANGES};
 use super::interval::{Class, Interval, Length};
 use super::parts::Software;
-use super::published::{Row, rows};
+use super::published::{KINDS, Row, rows};
 
 /// Share of the sources whose quotients an interval covers.
 const COVERED: f64 = 0.8;
 /// Fewer sources than this say nothing of a class: those of other classes are added.
 const FEWEST_SOURCES: usize = 5;
+/// What a class with too few sources may be off at least, either way.
+const LEAST_UNKNOWN: f64 = 2.0;
 /// An error is counted up to so many times its bound, so that a fault of one source decides
 /// nothing.
 const MOST_BOUNDS: f64 = 4.0;
@@ -29,6 +31,8 @@ pub struct Point {
     pub source: String,
     /// Bytes.
     pub size: u64,
+    /// `latency`, `stream`, `collective` or `staged`.
+    pub kind: &'static str,
     /// us or GB/s.
     pub unit: &'static str,
     /// The published figure.
@@ -91,6 +95,8 @@ pub struct Score {
     pub optimistic_misses: f64,
     /// Median of the errors with their sign, towards too fast.
     pub bias: f64,
+    /// The same of the kinds of figures that are scored, with their number.
+    pub bias_of: Vec<(&'static str, f64, usize)>,
 }
 
 /// Everything that validation finds.
@@ -218,7 +224,8 @@ fn residuals<'a>(row: &'a Row, fitted: &Fitted) -> Vec<Residual<'a>> {
 }
 
 /// The interval that these residuals give to a class. With too few sources of class and length it
-/// is the largest quotient that was seen, either way: of that length, or of all.
+/// is the largest quotient that was seen, either way: of that length, or of all, and a factor of
+/// two at the least, as few figures agree by chance.
 fn interval(residuals: &[&Residual<'_>], class: Class, length: Length) -> Interval {
     let enough = |is_in: &dyn Fn(&Residual<'_>) -> bool| {
         let found: Vec<&Residual<'_>> = residuals.iter().copied().filter(|one| is_in(one)).collect();
@@ -232,7 +239,7 @@ fn interval(residuals: &[&Residual<'_>], class: Class, length: Length) -> Interv
         return Interval { low: (-upper(&pool, tail, -1.0)).exp(), high: upper(&pool, tail, 1.0).exp() };
     }
     let pool = enough(&|one| one.length == length).unwrap_or_else(|| residuals.to_vec());
-    let most = upper(&pool, 0.0, -1.0).max(upper(&pool, 0.0, 1.0)).exp();
+    let most = upper(&pool, 0.0, -1.0).max(upper(&pool, 0.0, 1.0)).exp().max(LEAST_UNKNOWN);
     Interval { low: 1.0 / most, high: most }
 }
 
@@ -270,11 +277,12 @@ fn point(row: &Row, size: u64, value: f64, fitted: &Fitted, residuals: &[&Residu
     let at_least = row.bound.is_some();
     let predicted = said.ok().map(|said| {
         let interval = interval(residuals, row.class(), Length::of(size));
-        let (low, high) = if row.is_time() {
-            (said.expected * interval.low, said.expected * interval.high)
+        let band = if row.is_time() {
+            interval.of_time(said.expected)
         } else {
-            (said.expected / interval.high, said.expected / interval.low)
+            interval.of_rate(said.expected, said.most)
         };
+        let (low, high) = (band.low, band.high);
         let error = said.expected / measured - 1.0;
         let met = at_least && error >= 0.0;
         Predicted {
@@ -293,6 +301,7 @@ fn point(row: &Row, size: u64, value: f64, fitted: &Fitted, residuals: &[&Residu
         what: row.what.clone(),
         source: row.source.clone(),
         size,
+        kind: row.kind(),
         unit: if row.is_time() { "us" } else { "GB/s" },
         measured,
         at_least,
@@ -328,8 +337,17 @@ fn score(points: &[Point]) -> Score {
     // What is only known to be exceeded has no error to speak of.
     let exact = || scored.iter().filter(|(point, _)| !point.at_least);
     let amounts = exact().map(|(_, one)| one.error.abs()).collect();
-    let signed =
-        exact().map(|(_, one)| if one.optimistic { one.error.abs() } else { -one.error.abs() }).collect();
+    let signed = |kind: Option<&str>| -> Vec<f64> {
+        exact()
+            .filter(|(point, _)| kind.is_none_or(|kind| point.kind == kind))
+            .map(|(_, one)| if one.optimistic { one.error.abs() } else { -one.error.abs() })
+            .collect()
+    };
+    let of_kind = |kind: &&'static str| {
+        let signed = signed(Some(kind));
+        (!signed.is_empty()).then(|| (*kind, signed.len(), median(signed)))
+    };
+    let bias_of = KINDS.iter().filter_map(of_kind).map(|(kind, count, bias)| (kind, bias, count)).collect();
     Score {
         predicted: scored.len(),
         sources: sources.len(),
@@ -347,7 +365,8 @@ fn score(points: &[Point]) -> Score {
         binds_right: share(&|one| one.binds_right == Some(true), &|one| one.binds_right.is_some()),
         optimistic: share(&|one| one.optimistic, &|_| true),
         optimistic_misses: share(&|one| one.optimistic, &|one| !one.within),
-        bias: median(signed),
+        bias: median(signed(None)),
+        bias_of,
     }
 }
 
@@ -361,12 +380,18 @@ impl Score {
     #[must_use]
     pub fn text(&self) -> String {
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let bias_of: Vec<String> = self
+            .bias_of
+            .iter()
+            .map(|(kind, bias, count)| format!("{kind} {:+.1} % ({count})", bias * 100.0))
+            .collect();
         format!(
             "{} published figures of {} sources, each predicted without its source\n\
              not predicted: {} without a basis, {} with an assumed setting, {} that no option describes\n\
              within 5 % from 1 MiB on and 20 % below: {}\n\
              inside the printed interval: {}; mean of the sources: {}\n\
              median error: {}; median of the signed errors: {:+.1} %\n\
+             of each kind: {}\n\
              limiting factor as the source names it: {} of {} figures\n\
              too optimistic: {}; of those out of bounds: {}\n",
             self.predicted,
@@ -379,6 +404,7 @@ impl Score {
             percent(self.inside_by_source),
             percent(self.median_error),
             self.bias * 100.0,
+            bias_of.join(", "),
             percent(self.binds_right),
             self.named,
             percent(self.optimistic),

@@ -24,7 +24,7 @@ fn fitted_constants_are_what_the_fit_finds() {
 fn the_score_does_not_fall() {
     let score = &FOUND.score;
     assert!(score.within >= 0.70, "{score:?}");
-    assert!(score.inside >= 0.80, "{score:?}");
+    assert!(score.inside >= 0.85, "{score:?}");
     assert!(score.median_error <= 0.10, "{score:?}");
     assert!(score.binds_right >= 0.80, "{score:?}");
 }
@@ -39,6 +39,23 @@ fn rows_that_are_not_scored_say_why() {
     }
     for point in FOUND.points.iter().filter(|point| point.predicted.is_none()) {
         assert!(!point.unscored.is_empty(), "{point:?}");
+    }
+}
+
+/// A default of the model in the place of a setting that decides and that the source does not state
+/// is an assumption.
+#[test]
+fn settings_that_decide_are_stated_or_assumed() {
+    for row in rows().iter().filter(|row| row.inexpressible.is_none()) {
+        for (what, lacks) in [("distance", row.lacks_distance()), ("mtu", row.lacks_mtu())] {
+            let is_assumed = row.assumes.iter().any(|one| one == what);
+            assert!(
+                !lacks || is_assumed,
+                "{}, {}: the {what} is neither stated nor assumed",
+                row.id,
+                row.what
+            );
+        }
     }
 }
 

@@ -73,11 +73,31 @@ impl Platform {
             // Eight channels of DDR5-4800, and of DDR5-5600.
             Self::SapphireRapids => 307.2,
             Self::EmeraldRapids => 358.4,
-            // Eight channels of DDR4-3200; newer ones have more.
+            // Eight channels of DDR4-3200, where the model is unknown.
             Self::Zen => 204.8,
             Self::Grace => 500.0,
             // Two channels of DDR4-3200 or so.
             Self::IntelClient | Self::Other => 51.2,
+        }
+    }
+
+    /// The same of one CPU, where its class or its model says how many channels it has. AMD's
+    /// generations differ by a factor of three, and its desktops have two channels.
+    #[must_use]
+    pub fn memory_of(cpu: &Cpu) -> Option<f64> {
+        match Self::of(cpu) {
+            Self::Other => None,
+            Self::Zen if !cpu.name.contains("EPYC") => None,
+            Self::Zen => match (cpu.family?, cpu.model?) {
+                // Eight channels: Naples with DDR4-2666, Rome and Milan with DDR4-3200.
+                (23, 1) => Some(170.6),
+                (23, 49) | (25, 1) => Some(204.8),
+                // Twelve channels: Genoa with DDR5-4800, Turin with DDR5-6000.
+                (25, 17) => Some(460.8),
+                (26, 2 | 17) => Some(576.0),
+                _ => None,
+            },
+            known => Some(known.memory_per_socket()),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use nobounce_predict::cluster::{ASSUMPTIONS, Cluster, Impact, impact};
+use nobounce_predict::cluster::{ASSUMPTIONS, Cluster, ClusterError, Impact, Step, impact};
 use nobounce_predict::parts::Parts;
 use nobounce_predict::report::{bytes, figure};
 use nobounce_predict::{plot_cluster, window};
@@ -19,17 +19,18 @@ pub(super) fn main(
     parts: &Parts,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
+    let cluster = cluster(args, nodes, machine);
+    let (found, refusal) = predicted(parts, &cluster)?;
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &json(args, nodes, machine, parts)?)?;
         writeln!(out)?;
     } else {
-        let cluster = cluster(args, nodes, machine);
-        write!(out, "{}", text(&machine.title(args), parts, &cluster, &impact(parts, &cluster)?))?;
+        write!(out, "{}", text(&machine.title(args), parts, &cluster, &found, refusal.as_ref()))?;
     }
     if let Some(path) = &args.plot {
-        let cluster = cluster(args, nodes, machine);
         let title = format!("{nodes} nodes, {} a GPU; {}", bytes(cluster.bytes), machine.title(args));
-        super::write_plot(path, &plot_cluster::svg(&title, &impact(parts, &cluster)?))?;
+        let why = refusal.map(|why| why.to_string());
+        super::write_plot(path, &plot_cluster::svg(&title, &found, why.as_deref()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -42,11 +43,26 @@ pub(super) fn json(
     parts: &Parts,
 ) -> anyhow::Result<serde_json::Value> {
     let cluster = cluster(args, nodes, machine);
-    let found = impact(parts, &cluster)?;
+    let (found, refusal) = predicted(parts, &cluster)?;
+    let (not_direct, not_predicted) = match refusal {
+        Some(ClusterError::NotDirect(why)) => (Some(why.to_string()), None),
+        Some(ClusterError::NoBasis(why)) => (None, Some(why.to_string())),
+        _ => (None, None),
+    };
     Ok(serde_json::json!({
         "schema": "nobounce-impact/1", "title": machine.title(args), "parts": parts, "cluster": cluster,
-        "impact": found, "assumptions": ASSUMPTIONS,
+        "impact": found, "not_direct": not_direct, "not_predicted": not_predicted,
+        "assumptions": ASSUMPTIONS,
     }))
+}
+
+/// Every exchange, or why none is predicted. A cluster that does not exist is an error.
+fn predicted(parts: &Parts, cluster: &Cluster) -> anyhow::Result<(Vec<Impact>, Option<ClusterError>)> {
+    match impact(parts, cluster) {
+        Ok(found) => Ok((found, None)),
+        Err(why @ (ClusterError::NotDirect(_) | ClusterError::NoBasis(_))) => Ok((Vec::new(), Some(why))),
+        Err(wrong) => Err(wrong.into()),
+    }
 }
 
 fn cluster(args: &PredictArgs, nodes: u32, machine: &Machine) -> Cluster {
@@ -70,8 +86,9 @@ fn cluster(args: &PredictArgs, nodes: u32, machine: &Machine) -> Cluster {
 fn nvlink(facts: &Facts) -> Option<f64> {
     let gpu = facts.gpus.first()?;
     if gpu.vendor == GpuVendor::Amd {
-        // Seven links to the other GPUs of a node, as on MI300X.
-        return gpu.title().contains("MI3").then(|| 7.0 * window::xgmi(64.0));
+        // Seven links of 64 GB/s to the other GPUs of a node. MI355X has faster ones, MI300A fewer.
+        let known = ["MI300X", "MI308X", "MI325X"].iter().any(|name| gpu.title().contains(name));
+        return known.then(|| 7.0 * window::xgmi(64.0));
     }
     let links = gpu.nvlinks.get().filter(|links| *links > 0)?;
     let each = match gpu.compute_capability.get()? {
@@ -82,7 +99,13 @@ fn nvlink(facts: &Facts) -> Option<f64> {
     Some(window::nvlink(links, each))
 }
 
-fn text(title: &str, parts: &Parts, cluster: &Cluster, found: &[Impact]) -> String {
+fn text(
+    title: &str,
+    parts: &Parts,
+    cluster: &Cluster,
+    found: &[Impact],
+    refusal: Option<&ClusterError>,
+) -> String {
     use std::fmt::Write as _;
     let mut text = String::new();
     let Cluster { nodes, gpus_per_node, nics_per_node, .. } = cluster;
@@ -97,14 +120,20 @@ fn text(title: &str, parts: &Parts, cluster: &Cluster, found: &[Impact]) -> Stri
         cluster.overlap * 100.0,
         cluster.price
     );
+    if let Some(why) = refusal {
+        let _ = writeln!(text, "{why}");
+        return text;
+    }
     let _ = writeln!(
         text,
-        "{:<18} {:>10} {:>9} {:>9} {:>10}  {:>10} {:>10} {:>7}  {:>12} {:>12}  {:<36} staged is limited by",
+        "{:<18} {:>10} {:>15} {:>9} {:>9} {:>10} {:>15}  {:>10} {:>10} {:>7}  {:>12} {:>12}  {:<36} staged is limited by",
         "exchange",
         "direct ms",
+        "band",
         "alg GB/s",
         "bus GB/s",
         "staged ms",
+        "band",
         "step ms",
         "staged ms",
         "longer",
@@ -117,12 +146,14 @@ fn text(title: &str, parts: &Parts, cluster: &Cluster, found: &[Impact]) -> Stri
             if one.direct.step_ms > 0.0 { one.staged.step_ms / one.direct.step_ms - 1.0 } else { 0.0 };
         let _ = writeln!(
             text,
-            "{:<18} {:>10} {:>9} {:>9} {:>10}  {:>10} {:>10} {:>7}  {:>12.0} {:>12.0}  {:<36} {}",
+            "{:<18} {:>10} {:>15} {:>9} {:>9} {:>10} {:>15}  {:>10} {:>10} {:>7}  {:>12.0} {:>12.0}  {:<36} {}",
             one.pattern.words(),
             figure(one.direct.exchange_ms),
+            band(&one.direct),
             figure(one.direct.algorithm_gbytes_per_s),
             figure(one.direct.bus_gbytes_per_s),
             figure(one.staged.exchange_ms),
+            band(&one.staged),
             figure(one.direct.step_ms),
             figure(one.staged.step_ms),
             super::percent(longer),
@@ -139,5 +170,38 @@ fn text(title: &str, parts: &Parts, cluster: &Cluster, found: &[Impact]) -> Stri
     if !parts.assumed.is_empty() {
         let _ = writeln!(text, "- assumed: {}", parts.assumed.join("; "));
     }
+    if !parts.dram_is_known {
+        let _ = writeln!(text, "- assumed: host memory of {:.0} GB/s; add --dram", parts.dram);
+    }
+    let unvalidated = parts.unvalidated();
+    if !unvalidated.is_empty() {
+        let _ = writeln!(text, "- widest band: no published figure validates {}", unvalidated.join("; "));
+    }
     text
+}
+
+/// The interval of an exchange, in milliseconds.
+fn band(step: &Step) -> String {
+    format!("{} - {}", figure(step.exchange_low_ms), figure(step.exchange_high_ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nobounce_topology::facts::Read;
+    use nobounce_topology::machines;
+
+    #[test]
+    fn only_known_gpus_have_links_between_them() {
+        let links = |name: &str| {
+            let mut facts = machines::machine("mi300x").unwrap();
+            for gpu in &mut facts.gpus {
+                gpu.name = Read::Yes(name.to_owned());
+            }
+            nvlink(&facts)
+        };
+        assert_eq!(links("AMD Instinct MI300X"), Some(7.0 * 48.0));
+        assert_eq!(links("AMD Instinct MI355X"), None);
+        assert_eq!(links("AMD Instinct MI300A"), None);
+    }
 }

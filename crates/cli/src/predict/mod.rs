@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use nobounce_predict::calibration::Calibration;
 use nobounce_predict::constants;
 use nobounce_predict::machine::{Choice, Found, parts_of};
-use nobounce_predict::parts::{Parts, Spec};
+use nobounce_predict::parts::{Parts, SOFT_ASSUMED, Spec};
 use nobounce_predict::plot;
 use nobounce_predict::report::{Report, figure, report};
 use nobounce_predict::soft::{Soft, Via};
@@ -134,6 +134,7 @@ fn parts(args: &PredictArgs, machine: &Machine, calibration: Option<Calibration>
             between_machines: args.between_machines,
         };
         parts.soft = Soft::of_calibration(found, via, parts.mtu);
+        parts.assumed.retain(|line| line != SOFT_ASSUMED);
     }
     Ok(parts)
 }

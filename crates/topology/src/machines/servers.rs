@@ -6,7 +6,7 @@ use crate::facts::{Facts, GpuVendor, Read};
 /// Eight A100 in pairs below four switches, each with two adapters of 200 Gb/s; two sockets of
 /// EPYC.
 pub(super) fn dgx_a100() -> Facts {
-    let cpu = epyc(25, 49, "AMD EPYC 7742 64-Core Processor");
+    let cpu = epyc(23, 49, "AMD EPYC 7742 64-Core Processor");
     let mut build = Build::new("DGXA100 920-23687-2530-000", cpu, 2, 64);
     let nic = Slot::Nic(16.0, Net::InfiniBand(200));
     for (quarter, numa) in [(0_u32, 0), (1, 0), (2, 1), (3, 1)] {

@@ -86,6 +86,10 @@ const whole = value => Math.round(value).toLocaleString('en-US').replaceAll(',',
 function render(out) {
   const { answer, price, pattern } = clusterState;
   if (!answer) return;
+  if (answer.not_predicted || answer.not_direct) {
+    put(out, h('p', { className: 'lead' }, answer.title), h('p', {}, answer.not_predicted ? `Not predicted: ${answer.not_predicted}` : `Not direct: ${answer.not_direct}`));
+    return;
+  }
   const rows = answer.impact, chosen = rows.find(r => r.pattern === pattern) || rows[0];
   const longest = Math.max(...rows.map(r => r.staged ? r.staged.step_ms : r.direct.step_ms));
   const saved = r => r.staged ? r.staged.step_ms - r.direct.step_ms : 0;
