@@ -72,9 +72,34 @@ fn a_cluster_shows_time_hours_and_money() {
     let words =
         ["--machine", "dgx-h100", "--nodes", "8", "--bytes", "14G", "--compute", "400", "--price", "2.5"];
     let text = text(&words);
-    for wanted in ["all-reduce, ring", "all-to-all", "KV hand-over", "money/month", "assumptions:"] {
+    for wanted in ["all-reduce, ring", "all-to-all", "KV hand-over", "band", "money/month", "assumptions:"] {
         assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
     }
+    let json: serde_json::Value =
+        serde_json::from_str(&self::text(&[&words[..], &["--json"]].concat())).unwrap();
+    let direct = &json["impact"][0]["direct"];
+    let [low, expected, high] =
+        ["exchange_low_ms", "exchange_ms", "exchange_high_ms"].map(|name| direct[name].as_f64().unwrap());
+    assert!(low <= expected && expected < high, "{direct}");
+    assert!(json["not_predicted"].is_null());
+}
+
+/// A refusal of a cluster is said once, and in every form of output.
+#[test]
+fn a_cluster_that_is_not_predicted_says_why() {
+    let path = file("refused.svg");
+    let words =
+        ["--machine", "dgx-h100", "--bytes", "100K", "--nodes", "2", "--plot", path.to_str().unwrap()];
+    let text = text(&words);
+    assert_eq!(text.matches("LL128").count(), 1, "{text}");
+    assert!(text.contains("not predicted: below 1 MiB"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&self::text(&[&words[..], &["--json"]].concat())).unwrap();
+    assert!(json["not_predicted"].as_str().unwrap().contains("LL128"), "{json}");
+    assert!(json["impact"].as_array().unwrap().is_empty());
+    let drawn = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(drawn.contains("not predicted: below 1 MiB"), "{drawn}");
 }
 
 #[test]
@@ -85,13 +110,29 @@ fn what_is_not_known_is_not_predicted() {
         vec!["--link", "ib:ndr", "--distance", "SYS"],
         vec!["--link", "ib:ndr", "--memory", "host", "--rails", "8"],
         vec!["--link", "ib:ndr", "--software", "gpu-initiated"],
+        vec!["--link", "ib:ndr", "--software", "nccl", "--size", "8"],
+        vec!["--machine", "dual-socket"],
     ] {
         assert!(text(&words).contains("not predicted: "), "{words:?}");
         let json: serde_json::Value =
             serde_json::from_str(&text(&[words.clone(), vec!["--json"]].concat())).unwrap();
         assert!(json["rows"][0]["not_predicted"].is_string(), "{words:?}");
     }
-    assert!(text(&["--validation"]).contains("inside the printed interval"));
+    let score = text(&["--validation"]);
+    assert!(
+        score.contains("inside the printed interval") && score.contains("of each kind: latency"),
+        "{score}"
+    );
+    let staged = ["--link", "ib:xdr", "--size", "8"];
+    let missing = text(&staged);
+    assert!(
+        missing.contains("staged, 8 B: not predicted: ") && missing.contains("widest band:"),
+        "{missing}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&text(&[&staged[..], &["--json"]].concat())).unwrap();
+    assert!(json["rows"][0]["staged_not_predicted"].is_string(), "{json}");
+    let soft = text(&["--machine", "dgx-h100", "--software", "nobounce", "--size", "8"]);
+    assert!(soft.contains("assumed: ") && soft.contains("calibrate for better figures"), "{soft}");
 }
 
 #[test]
@@ -115,6 +156,7 @@ fn what_cannot_be_is_explained() {
         (vec!["--link", "ib:zdr"], "invalid link"),
         (vec!["--link", "ib:ndr", "--rails", "0"], "invalid --rails 0"),
         (vec!["--link", "ib:ndr", "--mtu", "1500"], "1024"),
+        (vec!["--link", "ib:ndr", "--dram", "1e300"], "at most 100000 GB/s"),
         (vec!["--link", "ib:ndr", "--size", "2T"], "more than 1T"),
         (vec!["--machine", "cray-1"], "unknown machine"),
         (vec!["--machine", "dgx-h100", "--gpu", "8"], "no GPU 8"),
@@ -174,7 +216,7 @@ fn a_run_calibrates_and_another_is_held_against_it() {
         "--calibration",
         &name(&kept),
     ]);
-    assert!(used.contains("271"), "{used}");
+    assert!(used.contains("271") && !used.contains("calibrate for better figures"), "{used}");
     for path in [first, second, third, kept] {
         std::fs::remove_file(path).unwrap();
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::model::Estimate;
-use super::report::{Report, Row, bytes, figure};
+use super::report::{Report, Row, bytes, figure, reasons};
 use super::route::float;
 
 const WIDTH: f64 = 1360.0;
@@ -80,9 +80,11 @@ struct Extreme {
 impl Panel<'_> {
     fn draw(&self, text: &mut String) {
         let Some((x, y)) = self.axes() else {
-            let why = self.rows.iter().find_map(|row| row.why_not());
-            let why = why.unwrap_or_else(|| "nothing to draw: every size is 0".to_owned());
-            self.reason(text, 300.0, &why);
+            let mut reasons = self.reasons();
+            if reasons.is_empty() {
+                reasons.push("nothing to draw: every size is 0".to_owned());
+            }
+            self.lines(text, 300.0, &reasons);
             return;
         };
         label(text, (self.left, TOP - 14.0), 17, INK, "start", self.title);
@@ -126,20 +128,30 @@ impl Panel<'_> {
         self.strip(text, x);
         self.mark_extreme(text, x, y);
         // A curve that ends, or does not start, says why.
-        if let Some(why) = self.rows.iter().rev().find_map(|row| row.why_not()) {
-            self.reason(text, TOP + 120.0, &why);
-        }
+        self.lines(text, TOP + 120.0, &self.reasons());
     }
 
-    /// A sentence, in lines that fit the panel.
-    fn reason(&self, text: &mut String, top: f64, words: &str) {
-        let mut lines = vec![String::new()];
-        for word in words.split(' ') {
-            let last = lines.len() - 1;
-            if lines[last].len() + word.len() > 68 {
-                lines.push(word.to_owned());
-            } else {
-                lines[last] = format!("{} {word}", lines[last]).trim().to_owned();
+    /// Why figures are missing, with the sizes.
+    fn reasons(&self) -> Vec<String> {
+        let rows = || self.rows.iter().copied();
+        let is_gpu = rows().any(|row| row.staged.is_some() || row.staged_not_predicted.is_some());
+        let mut found = reasons(rows(), if is_gpu { "direct" } else { "host memory" }, Row::why_not);
+        found.extend(reasons(rows(), "staged", Row::why_not_staged));
+        found
+    }
+
+    /// Sentences, in lines that fit the panel.
+    fn lines(&self, text: &mut String, top: f64, sentences: &[String]) {
+        let mut lines = Vec::new();
+        for sentence in sentences {
+            lines.push(String::new());
+            for word in sentence.split(' ') {
+                let last = lines.len() - 1;
+                if lines[last].len() + word.len() > 68 {
+                    lines.push(word.to_owned());
+                } else {
+                    lines[last] = format!("{} {word}", lines[last]).trim().to_owned();
+                }
             }
         }
         let mut y = top;
@@ -304,6 +316,19 @@ mod tests {
         assert!(drawn.contains("shortest: ") && drawn.contains("plateau: "));
         let window = Spec { bar1: Some(1 << 20), link: Fabric::infiniband("ndr"), ..Spec::default() };
         assert!(svg(&report("ends", &window.resolve().unwrap(), &sizes)).contains("BAR1"));
+        // Of two reasons, none is dropped: UCX's for the direct way, the core's for the staged one.
+        let mpi = Spec {
+            software: Some(super::super::parts::Software::Mpi),
+            bar1: Some(1 << 30),
+            link: Fabric::infiniband("ndr"),
+            ..Spec::default()
+        };
+        let drawn = svg(&report("mpi", &mpi.resolve().unwrap(), &sizes));
+        for wanted in
+            ["direct, 1 B to 512 KiB: not predicted", "direct, 2 GiB to 1 TiB", "staged, 1 B to 32 KiB"]
+        {
+            assert!(drawn.contains(wanted), "{wanted} is missing in\n{drawn}");
+        }
         let tcp = Spec { link: "tcp:100".parse().ok(), ..Spec::default() };
         assert!(svg(&report("tcp", &tcp.resolve().unwrap(), &sizes)).contains("not predicted: TCP"));
     }

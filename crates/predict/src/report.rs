@@ -26,6 +26,8 @@ pub struct Report {
     pub staged_wins_from: Option<u64>,
     /// Bytes below which the direct way is at least twice as fast as staging.
     pub twice_as_fast_below: Option<u64>,
+    /// What of the transfer no published figure validates: the bands are the widest then.
+    pub unvalidated: Vec<&'static str>,
     /// What could be changed for the largest size, the most first.
     pub upgrades: Vec<Upgrade>,
 }
@@ -46,6 +48,8 @@ pub struct Row {
     pub not_predicted: Option<String>,
     /// Staged in chunks; none for host memory.
     pub staged: Option<Estimate>,
+    /// Why the staged way is not predicted.
+    pub staged_not_predicted: Option<String>,
     /// Staged as a whole, one step after the other; none for host memory.
     pub unpipelined: Option<Estimate>,
 }
@@ -72,6 +76,7 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         .map(|size| first(size / 2, size, staged_wins));
     let twice_as_fast_below = powers
         .filter(|_| is_gpu)
+        .skip_while(|size| !matches!(times(*size), (Some(_), Some(_))))
         .take_while(|size| matches!(times(*size), (Some(direct), Some(staged)) if staged >= 2.0 * direct))
         .last();
     Report {
@@ -80,6 +85,7 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         rows,
         staged_wins_from,
         twice_as_fast_below,
+        unvalidated: parts.unvalidated(),
         upgrades: upgrades(parts, largest),
         parts: parts.clone(),
     }
@@ -102,12 +108,14 @@ fn row(parts: &Parts, size: u64) -> Row {
         Err(NoEstimate::NotDirect(why)) => (Some(why.to_string()), None),
         Err(NoEstimate::NoBasis(why)) => (None, Some(why.to_string())),
     };
+    let chunked = is_gpu.then(|| staged(parts, size, true));
     Row {
         size,
         not_direct,
         not_predicted,
         direct: way.ok(),
-        staged: is_gpu.then(|| staged(parts, size, true).ok()).flatten(),
+        staged_not_predicted: chunked.as_ref().and_then(|way| way.as_ref().err()).map(ToString::to_string),
+        staged: chunked.and_then(Result::ok),
         unpipelined: is_gpu.then(|| staged(parts, size, false).ok()).flatten(),
     }
 }
@@ -119,6 +127,34 @@ impl Row {
         let unknown = self.not_predicted.as_ref().map(|why| format!("not predicted: {why}"));
         self.not_direct.clone().or(unknown)
     }
+
+    /// Why there is no staged estimate, if not for the reason of the direct one.
+    #[must_use]
+    pub fn why_not_staged(&self) -> Option<String> {
+        let why = self.staged_not_predicted.as_ref();
+        why.filter(|_| self.staged_not_predicted != self.not_predicted)
+            .map(|why| format!("not predicted: {why}"))
+    }
+}
+
+/// Why figures are missing: a sentence for each reason, with the sizes that lack the figure.
+pub(super) fn reasons<'a>(
+    rows: impl Iterator<Item = &'a Row>,
+    way: &str,
+    why: fn(&Row) -> Option<String>,
+) -> Vec<String> {
+    let mut found: Vec<(String, u64, u64)> = Vec::new();
+    for (size, why) in rows.filter_map(|row| Some((row.size, why(row)?))) {
+        match found.iter_mut().find(|(known, ..)| *known == why) {
+            Some((_, _, to)) => *to = size,
+            None => found.push((why, size, size)),
+        }
+    }
+    let sentence = |(why, from, to): (String, u64, u64)| {
+        let to = if to == from { String::new() } else { format!(" to {}", bytes(to)) };
+        format!("{way}, {}{to}: {why}", bytes(from))
+    };
+    found.into_iter().map(sentence).collect()
 }
 
 impl Report {
@@ -225,6 +261,38 @@ impl Report {
         Some((last.size, next.why_not()?))
     }
 
+    /// Which path is faster, of the sizes that have both figures.
+    fn comparison(&self) -> Option<String> {
+        let has_both = |row: &&Row| row.direct.is_some() && row.staged.is_some();
+        let Some(first) = self.rows.iter().find(has_both) else {
+            return self.rows.iter().all(|row| row.direct.is_none()).then(|| self.no_direct());
+        };
+        let last = self.rows.iter().rev().find(has_both).unwrap_or(first);
+        let starts = self.rows.first().is_some_and(|row| row.size == first.size);
+        let ends = self.rows.last().is_some_and(|row| row.size == last.size);
+        let (from, to) = (bytes(first.size), bytes(last.size));
+        let sizes = match (starts, ends) {
+            _ if self.rows.iter().all(|row| has_both(&row)) => "at every size".to_owned(),
+            (_, true) => format!("at every predicted size, from {from} on"),
+            (true, false) => format!("at every predicted size, up to {to}"),
+            (false, false) => format!("at every predicted size, from {from} to {to}"),
+        };
+        let line = match (self.staged_wins_from, self.twice_as_fast_below) {
+            (Some(size), _) => format!(
+                "from {} on, staging in chunks is faster than the direct path; see the settings and upgrades below",
+                bytes(size)
+            ),
+            (None, Some(size)) => {
+                format!("the direct path is faster {sizes}, and at least twice as fast up to {}", bytes(size))
+            }
+            (None, None) => format!("the direct path is faster {sizes}"),
+        };
+        Some(match self.ends_at() {
+            Some((last, why)) => format!("{line}; beyond {}, {why}", bytes(last)),
+            None => line,
+        })
+    }
+
     fn no_direct(&self) -> String {
         match self.rows.iter().find_map(|row| row.not_predicted.as_ref()) {
             Some(why) => format!("the direct path is not predicted: {why}"),
@@ -242,27 +310,12 @@ impl Report {
             let _ = writeln!(text, "{line}");
         }
         if self.parts.memory == Memory::Gpu {
-            let line = match (self.staged_wins_from, self.twice_as_fast_below) {
-                (Some(size), _) => {
-                    format!(
-                        "from {} on, staging in chunks is faster than the direct path; see the settings and upgrades below",
-                        bytes(size)
-                    )
-                }
-                (None, Some(size)) => {
-                    format!(
-                        "the direct path is faster at every size, and at least twice as fast up to {}",
-                        bytes(size)
-                    )
-                }
-                (None, None) if self.rows.iter().all(|row| row.direct.is_none()) => self.no_direct(),
-                (None, None) => "the direct path is faster at every size".to_owned(),
-            };
-            let line = match self.ends_at() {
-                Some(end) => format!("up to {} {line}; beyond, {}", bytes(end.0), end.1),
-                None => line,
-            };
-            let _ = writeln!(text, "{line}");
+            if let Some(line) = self.comparison() {
+                let _ = writeln!(text, "{line}");
+            }
+            for line in reasons(self.rows.iter(), "staged", Row::why_not_staged) {
+                let _ = writeln!(text, "{line}");
+            }
         }
         // Settings cost nothing: they are listed however much more hardware would gain.
         let settings = self.upgrades.iter().filter(|one| one.free);
@@ -281,6 +334,10 @@ impl Report {
         }
         if !self.parts.assumed.is_empty() {
             let _ = writeln!(text, "assumed: {}", nobounce_topology::clean(&self.parts.assumed.join("; ")));
+        }
+        if !self.unvalidated.is_empty() {
+            let what = self.unvalidated.join("; ");
+            let _ = writeln!(text, "widest band: no published figure validates {what}");
         }
         text
     }
@@ -394,6 +451,34 @@ mod tests {
         let report = report("small", &spec.resolve().unwrap(), &[1 << 20, 1 << 30]);
         assert!(report.rows[0].direct.is_some() && report.rows[1].direct.is_none());
         assert!(report.text().contains("BAR1"));
+    }
+
+    /// Only sizes with both figures are compared, and a missing staged figure has a reason.
+    #[test]
+    fn paths_are_compared_where_both_are_predicted() {
+        let of = |spec: Spec, sizes: &[u64]| report("any", &spec.resolve().unwrap(), sizes);
+        let mpi = Some(super::super::parts::Software::Mpi);
+        let ndr = Spec { link: Fabric::infiniband("ndr"), ..Spec::default() };
+        for (spec, sizes) in [
+            (Spec { link: "efa:400".parse().ok(), ..Spec::default() }, &[8, 1 << 20][..]),
+            (Spec { software: mpi, ..ndr.clone() }, &[8, 64 << 10, 1 << 20]),
+        ] {
+            let text = of(spec, sizes).text();
+            assert!(text.contains("at every predicted size, from 1 MiB on"), "{text}");
+            assert!(!text.contains("faster at every size"), "{text}");
+        }
+        for spec in [
+            Spec { link: Fabric::infiniband("xdr"), ..Spec::default() },
+            Spec { link: Fabric::infiniband("hdr"), gpus: Some(8), rails: Some(8), ..Spec::default() },
+        ] {
+            let found = of(spec, &[8, 1 << 20]);
+            assert!(found.rows[0].direct.is_some() && found.rows[0].staged.is_none());
+            assert!(found.rows[0].staged_not_predicted.as_ref().unwrap().contains("--dram"));
+            let text = found.text();
+            assert!(!text.contains("faster"), "{text}");
+            assert!(text.contains("staged, 8 B to 1 MiB: not predicted: "), "{text}");
+        }
+        assert!(of(ndr, &[8, 1 << 20]).text().contains("faster at every size"));
     }
 
     #[test]

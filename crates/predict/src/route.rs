@@ -13,14 +13,9 @@ use nobounce_topology::tree::Distance;
 pub enum NotDirect {
     /// BAR1 is too small.
     #[error(
-        "a message of {size} bytes exceeds the GPU's BAR1 of {bar1}: it cannot be registered whole and is staged"
+        "messages of more than {0} bytes exceed the GPU's BAR1: they cannot be registered whole and are staged"
     )]
-    Bar1 {
-        /// The message.
-        size: u64,
-        /// The window.
-        bar1: u64,
-    },
+    Bar1(u64),
     /// The doctor found that the GPU's memory cannot be registered.
     #[error("GPUDirect is not available ({0}): transfers are staged; run `nobounce doctor`")]
     Unavailable(String),
@@ -46,7 +41,7 @@ pub(super) fn possible(parts: &Parts, size: u64) -> Result<(), NotDirect> {
         return Err(NotDirect::Unavailable(why.clone()));
     }
     match parts.bar1 {
-        Some(bar1) if size > bar1 => return Err(NotDirect::Bar1 { size, bar1 }),
+        Some(bar1) if size > bar1 => return Err(NotDirect::Bar1(bar1)),
         _ => {}
     }
     if parts.platform == Platform::IntelClient && parts.through_processor() {

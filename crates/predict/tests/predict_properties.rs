@@ -386,6 +386,7 @@ fn what_no_source_measured_is_refused_or_wide() {
             let wide = band(&spec, size).map_or(true, |factor| factor > 1.9);
             assert!(wide, "{what} at {size}: {:?}", band(&spec, size));
         }
+        assert!(report(what, &spec.resolve().unwrap(), &[1 << 20]).text().contains("widest band"), "{what}");
     }
     let nccl = Spec { software: Some(Software::Nccl), ..placed.clone() };
     assert!(band(&nccl, 64 << 10).unwrap_err().contains("LL128") && band(&nccl, 1 << 20).is_ok());
