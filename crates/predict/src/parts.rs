@@ -219,16 +219,7 @@ impl Spec {
             assumed.push("MaxReadReq of the adapter is 4096 bytes, as vendors recommend".to_owned());
         }
         let (dram, dram_is_known) = self.dram(platform, memory, &mut assumed)?;
-        if self.software == Some(Software::Nobounce) && link.kind != super::fabric::Kind::Loopback {
-            assumed.push(SOFT_ASSUMED.to_owned());
-        }
-        if link.kind == super::fabric::Kind::Loopback {
-            // No adapter, no slot: none of that matters.
-            assumed = vec![SOFT_ASSUMED.to_owned()];
-            if memory == Memory::Gpu {
-                assumed.push("GPU memory is loaded and copied as fast as on an H200".to_owned());
-            }
-        }
+        self.of_software_nic(link, memory, &mut assumed);
         Ok(Parts {
             link,
             mtu,
@@ -278,6 +269,21 @@ impl Spec {
         let most = self.fastest_slot();
         let slower = |slot: Option<Slot>| slot.map(|slot| slot.at_most(most));
         Self { nic: slower(self.nic), gpu: slower(self.gpu), ..self }
+    }
+
+    /// What is assumed of a software NIC.
+    fn of_software_nic(&self, link: Fabric, memory: Memory, assumed: &mut Vec<String>) {
+        let is_loopback = link.kind == super::fabric::Kind::Loopback;
+        if is_loopback {
+            // No adapter, no slot: none of that matters.
+            assumed.clear();
+        }
+        if is_loopback || self.software == Some(Software::Nobounce) {
+            assumed.push(SOFT_ASSUMED.to_owned());
+        }
+        if is_loopback && memory == Memory::Gpu {
+            assumed.push("GPU memory is loaded and copied as fast as on an H200".to_owned());
+        }
     }
 
     /// GB/s of host memory, and whether it is known.
