@@ -11,6 +11,7 @@ const HEIGHT: f64 = 640.0;
 const TOP: f64 = 110.0;
 const BOTTOM: f64 = 500.0;
 const PANEL: f64 = 540.0;
+const LINE: f64 = 20.0;
 const INK: &str = "#222222";
 const FAINT: &str = "#e3e3e3";
 const GREY: &str = "#666666";
@@ -36,13 +37,18 @@ struct Panel<'a> {
 /// Draws a prediction.
 #[must_use]
 pub fn svg(report: &Report) -> String {
+    let drawn: Vec<&Row> = report.rows.iter().filter(|row| row.size > 0).collect();
+    // A curve that ends, or does not start, says why below the panels.
+    let is_partial = drawn.iter().any(|row| row.direct.is_some() || row.staged.is_some());
+    let missing = if is_partial { missing(&drawn) } else { Vec::new() };
+    let height = missing.iter().fold(HEIGHT, |height, _| height + LINE);
     let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\">\n\
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
     );
     label(&mut text, (28.0, 40.0), 24, INK, "start", &report.title);
     label(&mut text, (28.0, 66.0), 14, GREY, "start", &report.parts.line());
-    let rows = || report.rows.iter().filter(|row| row.size > 0).collect();
+    let rows = || drawn.clone();
     let latency = Panel {
         title: "Latency, one message at a time (us)",
         left: 90.0,
@@ -66,8 +72,22 @@ pub fn svg(report: &Report) -> String {
     }
     let note = "shaded: uncertainty of the direct path; below: what takes most of its time";
     label(&mut text, (28.0, HEIGHT - 14.0), 13, GREY, "start", note);
+    let mut y = HEIGHT - 14.0;
+    for why in &missing {
+        y += LINE;
+        label(&mut text, (28.0, y), 13, INK, "start", why);
+    }
     text.push_str("</svg>\n");
     text
+}
+
+/// Why figures are missing, with the sizes.
+fn missing(rows: &[&Row]) -> Vec<String> {
+    let rows = || rows.iter().copied();
+    let is_gpu = rows().any(|row| row.staged.is_some() || row.staged_not_predicted.is_some());
+    let mut found = reasons(rows(), if is_gpu { "direct" } else { "host memory" }, Row::why_not);
+    found.extend(reasons(rows(), "staged", Row::why_not_staged));
+    found
 }
 
 /// The point of a curve that is worth a figure.
@@ -80,11 +100,11 @@ struct Extreme {
 impl Panel<'_> {
     fn draw(&self, text: &mut String) {
         let Some((x, y)) = self.axes() else {
-            let mut reasons = self.reasons();
-            if reasons.is_empty() {
-                reasons.push("nothing to draw: every size is 0".to_owned());
+            let mut missing = missing(&self.rows);
+            if missing.is_empty() {
+                missing.push("nothing to draw: every size is 0".to_owned());
             }
-            self.lines(text, 300.0, &reasons);
+            self.lines(text, 300.0, &missing);
             return;
         };
         label(text, (self.left, TOP - 14.0), 17, INK, "start", self.title);
@@ -127,17 +147,6 @@ impl Panel<'_> {
         }
         self.strip(text, x);
         self.mark_extreme(text, x, y);
-        // A curve that ends, or does not start, says why.
-        self.lines(text, TOP + 120.0, &self.reasons());
-    }
-
-    /// Why figures are missing, with the sizes.
-    fn reasons(&self) -> Vec<String> {
-        let rows = || self.rows.iter().copied();
-        let is_gpu = rows().any(|row| row.staged.is_some() || row.staged_not_predicted.is_some());
-        let mut found = reasons(rows(), if is_gpu { "direct" } else { "host memory" }, Row::why_not);
-        found.extend(reasons(rows(), "staged", Row::why_not_staged));
-        found
     }
 
     /// Sentences, in lines that fit the panel.
