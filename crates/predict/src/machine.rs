@@ -297,6 +297,14 @@ mod tests {
             let found = rate(name);
             assert!((found / wanted - 1.0).abs() < 0.02, "{name}: {found} instead of {wanted}");
         }
+        let memory = |change: fn(&mut Facts)| {
+            let mut facts = machines::machine("mi300x").unwrap();
+            change(&mut facts);
+            parts_of(&facts, &Choice::default()).unwrap().spec.memory_per_socket
+        };
+        assert_eq!(memory(|_| {}), Some(460.8));
+        assert_eq!(memory(|facts| facts.machine.cpu.model = Some(1)), Some(204.8));
+        assert_eq!(memory(|facts| facts.machine.cpu.name = "AMD Ryzen 9 7950X".to_owned()), None);
         // Its GPUs and adapters are on root ports of an EPYC.
         assert!(rate("dual-socket").abs() < 1e-9);
     }
