@@ -276,9 +276,14 @@ fn words_of_the_kernel_command_line_come_with_a_command() {
 
 #[test]
 fn the_open_module_is_of_the_drivers_branch() {
-    let set =
-        [("/kernel/nvidia/version", json!("550.90.07")), ("/libraries/nvml/version", json!("550.90.07"))];
-    let set: Vec<_> = closed().into_iter().chain(set).collect();
-    let text = said(&facts("dgx-a100", &[], &set));
-    assert!(text.contains("sudo apt install nvidia-open-550"), "{text}");
+    for (version, package) in [
+        ("550.90.07", "nvidia-driver-550-open "),
+        ("570.86.15", "nvidia-open-570 "),
+        ("595.45.04", "nvidia-open "),
+    ] {
+        let set = [("/kernel/nvidia/version", json!(version)), ("/libraries/nvml/version", json!(version))];
+        let set: Vec<_> = closed().into_iter().chain(set).collect();
+        let text = said(&facts("dgx-a100", &[], &set));
+        assert!(text.contains(&format!("sudo apt install {package}")), "{version}: {text}");
+    }
 }

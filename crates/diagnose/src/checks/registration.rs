@@ -298,10 +298,7 @@ impl Case<'_> {
             "closed-module" => Finding::new("closed-module", self.severity, "NVIDIA's closed kernel module is loaded, which does not export dma-bufs")
                 .why(self.why)
                 .seen("/proc/driver/nvidia/version", module_line(self.analysis))
-                .fix(match self.analysis.facts.kernel.nvidia_major() {
-                    Some(major) => format!("install the open module of the driver's branch: `sudo apt install nvidia-open-{major}`   (dnf: nvidia-driver:open-dkms)"),
-                    None => "install the open module: `sudo apt install nvidia-open`   (dnf: nvidia-driver:open-dkms)".to_owned(),
-                })
+                .fix(format!("install the open module of the driver's branch: `sudo apt install {}`   (dnf: nvidia-driver:open-dkms)", open_package(self.analysis.facts.kernel.nvidia_major())))
                 .reboot(),
             "driver-too-old" => Finding::new("driver-too-old", self.severity, format!("{}: no dma-buf export before 515", self.cause.why))
                 .why(self.why)
@@ -391,6 +388,16 @@ impl Case<'_> {
 
     fn driver(&self) -> String {
         self.cause.pairs.first().and_then(|pair| pair.nic.driver.clone()).unwrap_or_default()
+    }
+}
+
+/// The package of the open module: Ubuntu's up to 559, then NVIDIA's, which serves only the current
+/// branch under one name since 590.
+fn open_package(major: Option<u32>) -> String {
+    match major {
+        Some(major @ ..560) => format!("nvidia-driver-{major}-open"),
+        Some(major @ 560..590) => format!("nvidia-open-{major}"),
+        _ => "nvidia-open".to_owned(),
     }
 }
 
