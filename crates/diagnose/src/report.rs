@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::diagnosis::Diagnosis;
 use crate::finding::{Finding, FixPart, Severity};
 use crate::verdict::{PathKind, UseKind, Verdict};
-use nobounce_topology::facts::Facts;
+use nobounce_topology::facts::{Facts, Gpu};
 use nobounce_topology::{clean, clean_lines};
 
 /// How a report is written.
@@ -332,7 +332,12 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
     };
     let (errors, warnings, unknown) = (of(Severity::Error), of(Severity::Warning), of(Severity::Unknown));
     if diagnosis.verdicts.is_empty() {
-        let window = facts.gpus.iter().any(|gpu| gpu.window_probe.known().is_some_and(|probe| probe.ok));
+        let moves = |gpu: &Gpu| {
+            let mut own = facts.transfers.iter().filter(|transfer| transfer.gpu == gpu.address);
+            own.all(|transfer| transfer.probe.ok)
+        };
+        let window =
+            facts.gpus.iter().any(|gpu| gpu.window_probe.known().is_some_and(|probe| probe.ok) && moves(gpu));
         return match errors {
             0 if window => "no RDMA adapter for the GPUs; on the software NIC (nobounce run) their memory is direct, through the window".to_owned(),
             0 => "no RDMA adapter for the GPUs".to_owned(),

@@ -248,7 +248,8 @@ fn path(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Finding]) -> Judge
 
 /// The probe of the CPU's window decides the path of the software adapter.
 fn window_path(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Judged {
-    if let Some(reason) = failed_transfer(analysis, pair) {
+    if let Some(failed) = failed_transfer(analysis, pair) {
+        let reason = format!("no bytes went through the window: {}", failed.probe.detail);
         return (PathKind::Staged, None, vec![reason]);
     }
     match pair.gpu.window_probe.known() {
@@ -280,10 +281,9 @@ const OF_METHODS: [&str; 16] = [
 ];
 
 /// A pair that registers may still move nothing, or stage it.
-fn failed_transfer(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Option<String> {
+fn failed_transfer<'a>(analysis: &Analysis<'a>, pair: &Pair<'_>) -> Option<&'a Transfer> {
     let of_pair = |transfer: &&Transfer| transfer.gpu == pair.gpu.address && transfer.nic == pair.nic.name;
-    let failed = analysis.facts.transfers.iter().filter(of_pair).find(|transfer| !transfer.probe.ok)?;
-    Some(format!("it registers, but moves no bytes directly: {}", failed.probe.detail))
+    analysis.facts.transfers.iter().filter(of_pair).find(|transfer| !transfer.probe.ok)
 }
 
 /// Unusable devices and blocking findings keep the pair from any direct path.
@@ -295,7 +295,10 @@ fn blocking_reasons(analysis: &Analysis<'_>, pair: &Pair<'_>, findings: &[Findin
             blocks.push(why);
         }
     }
-    blocks.extend(failed_transfer(analysis, pair));
+    blocks.extend(
+        failed_transfer(analysis, pair)
+            .map(|failed| format!("it registers, but moves no bytes directly: {}", failed.probe.detail)),
+    );
     for finding in findings.iter().filter(|finding| {
         let blocks = finding.effect == Effect::Blocks && finding.severity >= Severity::Warning;
         finding.library.is_none() && (blocks || finding.id == "port-down")
