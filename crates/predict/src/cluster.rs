@@ -404,7 +404,8 @@ mod tests {
             step.exchange_high_ms / step.exchange_ms
         };
         let efa = Parts { link: "efa:400".parse().unwrap(), ..h100() };
-        assert!(wide(&efa) > 1.9 && wide(&h100()) < 1.5, "{} {}", wide(&efa), wide(&h100()));
+        // Five sources have collectives: too few for an interval of their own.
+        assert!(wide(&efa) > 1.9 && wide(&h100()) > 1.9, "{} {}", wide(&efa), wide(&h100()));
     }
 
     #[test]

@@ -149,9 +149,12 @@ pub fn validate() -> Validation {
                 .collect::<Vec<_>>()
         })
         .collect();
+    // One source more: what is printed keeps its rule while any one source is held out.
     let every: Vec<&Residual<'_>> = residuals.iter().collect();
     let table = Class::ALL
-        .map(|class| Length::ALL.map(|length| rounded(interval(&every, class, length))).to_vec())
+        .map(|class| {
+            Length::ALL.map(|length| rounded(interval(&every, class, length, FEWEST_SOURCES + 1))).to_vec()
+        })
         .to_vec();
     Validation { score: score(&points), points, table, fitted: all }
 }
@@ -226,13 +229,13 @@ fn residuals<'a>(row: &'a Row, fitted: &Fitted) -> Vec<Residual<'a>> {
 /// The interval that these residuals give to a class. With too few sources of class and length it
 /// is the largest quotient that was seen, either way: of that length, or of all, and a factor of
 /// two at the least, as few figures agree by chance.
-fn interval(residuals: &[&Residual<'_>], class: Class, length: Length) -> Interval {
+fn interval(residuals: &[&Residual<'_>], class: Class, length: Length, fewest: usize) -> Interval {
     let enough = |is_in: &dyn Fn(&Residual<'_>) -> bool| {
         let found: Vec<&Residual<'_>> = residuals.iter().copied().filter(|one| is_in(one)).collect();
         let mut sources: Vec<&str> = found.iter().map(|one| one.source).collect();
         sources.sort_unstable();
         sources.dedup();
-        (sources.len() >= FEWEST_SOURCES).then_some(found)
+        (sources.len() >= fewest).then_some(found)
     };
     if let Some(pool) = enough(&|one| one.class == class && one.length == length) {
         let tail = (1.0 - COVERED) / 2.0;
@@ -276,7 +279,7 @@ fn point(row: &Row, size: u64, value: f64, fitted: &Fitted, residuals: &[&Residu
     };
     let at_least = row.bound.is_some();
     let predicted = said.ok().map(|said| {
-        let interval = interval(residuals, row.class(), Length::of(size));
+        let interval = interval(residuals, row.class(), Length::of(size), FEWEST_SOURCES);
         let band = if row.is_time() {
             interval.of_time(said.expected)
         } else {
@@ -410,5 +413,28 @@ impl Score {
             percent(self.optimistic),
             percent(self.optimistic_misses),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rule of an interval that is printed is the rule that held-out figures are scored with:
+    /// with five sources, four remain, and the widest interval applies.
+    #[test]
+    fn printed_intervals_keep_their_rule_without_one_source() {
+        let names = ["a", "b", "c", "d", "e", "f"];
+        let one = |source| Residual { source, class: Class::Collective, length: Length::Long, log: 0.01 };
+        let all: Vec<Residual<'_>> = names.into_iter().map(one).collect();
+        let width = |count: usize, fewest| {
+            let some: Vec<&Residual<'_>> = all.iter().take(count).collect();
+            interval(&some, Class::Collective, Length::Long, fewest).high
+        };
+        for count in [5, 6] {
+            let (printed, held) = (width(count, FEWEST_SOURCES + 1), width(count - 1, FEWEST_SOURCES));
+            assert!((printed - held).abs() < 1e-9, "{count} sources: {printed}, held out {held}");
+        }
+        assert!(width(5, FEWEST_SOURCES + 1) >= LEAST_UNKNOWN);
     }
 }
