@@ -2,7 +2,7 @@
 //! predicted then.
 
 use super::fabric::Kind;
-use super::interval::Class;
+use super::interval::{Class, Length};
 use super::parts::{End, Memory, Op, Parts, Software};
 use super::route::NotDirect;
 use super::soft;
@@ -157,12 +157,18 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
 
 impl Parts {
     /// What of the network and the slots no scored figure validates.
-    fn unvalidated_link(&self) -> Vec<&'static str> {
+    fn unvalidated_link(&self, size: u64) -> Vec<&'static str> {
         let slots = [Some(self.nic), self.gpu];
-        let is_infiniband = matches!(self.link.kind, Kind::InfiniBand | Kind::InfiniBandGlobal);
+        let is_infiniband = self.link.kind == Kind::InfiniBand;
+        let is_roce = matches!(self.link.kind, Kind::RoceV1 | Kind::RoceV2 | Kind::RoceV2Ipv6);
+        // One figure of host memory.
+        let has_roce = self.memory == Memory::Host && Length::of(size) == Length::Middle;
         let found = [
             (self.link.kind == Kind::Efa, "EFA"),
             (self.link.kind == Kind::Iwarp, "iWARP"),
+            (self.link.kind == Kind::InfiniBandGlobal, "InfiniBand with global headers"),
+            (is_roce && self.memory == Memory::Gpu, "RoCE with GPU memory"),
+            (is_roce && self.memory == Memory::Host && !has_roce, "RoCE below 8 KiB and from 1 MiB on"),
             (is_infiniband && self.link.gbps < 50.0, "InfiniBand before FDR"),
             (self.link.gbps > 400.0, "links above 400 Gb/s"),
             (slots.iter().flatten().any(|slot| slot.generation > 5), "PCIe Gen6 and later"),
@@ -170,31 +176,70 @@ impl Parts {
         found.into_iter().filter_map(|(is_so, what)| is_so.then_some(what)).collect()
     }
 
-    /// What of the transfer no scored figure validates. Its interval is the widest.
+    /// What of the way between GPU and adapter no scored figure validates.
+    fn unvalidated_path(&self) -> Vec<&'static str> {
+        if !self.gpu_over_pcie() {
+            return Vec::new();
+        }
+        if !self.is_placed {
+            return vec!["an assumed distance between GPU and adapter"];
+        }
+        let through = self.through_processor();
+        let is_other = self.platform != Platform::EmeraldRapids && self.platform != Platform::Other;
+        let found = [
+            (self.distance == Distance::Pxb, "several PCIe switches between GPU and adapter (PXB)"),
+            (self.distance == Distance::Phb, "one host bridge between GPU and adapter (PHB)"),
+            (self.distance == Distance::Sys, "a GPU on another socket than its adapter (SYS)"),
+            (self.acs_redirect, "ACS redirect"),
+            (through && self.platform == Platform::Other, "an unknown processor between GPU and adapter"),
+            (through && is_other, "a processor other than Emerald Rapids between GPU and adapter"),
+        ];
+        found.into_iter().filter_map(|(is_so, what)| is_so.then_some(what)).collect()
+    }
+
+    /// What of a transfer of so many bytes no scored figure validates. Its interval is the widest.
+    /// `tests/validated.rs` compares this with the scored figures.
     #[must_use]
-    pub fn unvalidated(&self) -> Vec<&'static str> {
+    pub fn unvalidated(&self, size: u64) -> Vec<&'static str> {
         // The software NIC has an interval of its own.
         if self.link.kind == Kind::Loopback || self.software == Software::Nobounce {
             return Vec::new();
         }
-        let pcie = self.gpu_over_pcie();
-        let unknown = self.through_processor() && self.platform == Platform::Other;
+        let gpu = self.memory == Memory::Gpu;
+        let (host, read) = (self.memory == Memory::Host, self.operation == Op::Read);
+        let length = Length::of(size);
         let found = [
-            (pcie && !self.is_placed, "an assumed distance between GPU and adapter"),
-            (pcie && self.is_placed && unknown, "an unknown processor between GPU and adapter"),
-            (pcie && self.operation == Op::Read, "reads of GPU memory by RDMA READ"),
-            (self.memory == Memory::Gpu && self.gpu_vendor != GpuVendor::Nvidia, "GPUs other than NVIDIA's"),
+            (gpu && length != Length::Long, "GPU memory below 1 MiB"),
+            (host && !read && length == Length::Short, "writes of host memory below 8 KiB"),
+            (host && read && length == Length::Middle, "reads of host memory from 8 KiB to 1 MiB"),
+            (gpu && read, "reads of GPU memory by RDMA READ"),
+            (self.host_end.is_some(), "host memory at one end"),
+            (self.far_rails > 0, "adapters on another socket than their GPU"),
+            (gpu && self.gpu_vendor != GpuVendor::Nvidia, "GPUs other than NVIDIA's"),
         ];
-        let mut all = self.unvalidated_link();
+        let mut all = self.unvalidated_link(size);
+        all.extend(self.unvalidated_path());
         all.extend(found.into_iter().filter_map(|(is_so, what)| is_so.then_some(what)));
         all
     }
 
+    /// What no scored figure validates of any of these sizes, each once.
+    #[must_use]
+    pub fn unvalidated_of(&self, sizes: impl Iterator<Item = u64>) -> Vec<&'static str> {
+        let mut found = Vec::new();
+        for what in sizes.flat_map(|size| self.unvalidated(size)) {
+            if !found.contains(&what) {
+                found.push(what);
+            }
+        }
+        found
+    }
+
     /// The class of the direct transfer.
     #[must_use]
-    pub fn class(&self) -> Class {
+    pub fn class(&self, size: u64) -> Class {
         match self.software {
-            _ if !self.unvalidated().is_empty() => Class::Unvalidated,
+            _ if !self.unvalidated(size).is_empty() => Class::Unvalidated,
             Software::Verbs | Software::Nobounce | Software::GpuInitiated => Class::Verbs,
             Software::Mpi | Software::Nixl | Software::Nccl => Class::Library,
         }
@@ -202,14 +247,14 @@ impl Parts {
 
     /// The class of a staged transfer: no packet passes between GPU and adapter.
     #[must_use]
-    pub fn staged_class(&self) -> Class {
-        if self.unvalidated_link().is_empty() { Class::Staged } else { Class::Unvalidated }
+    pub fn staged_class(&self, size: u64) -> Class {
+        if self.unvalidated_link(size).is_empty() { Class::Staged } else { Class::Unvalidated }
     }
 
     /// The class of a collective.
     #[must_use]
-    pub fn collective_class(&self) -> Class {
-        if self.unvalidated().is_empty() { Class::Collective } else { Class::Unvalidated }
+    pub fn collective_class(&self, size: u64) -> Class {
+        if self.unvalidated(size).is_empty() { Class::Collective } else { Class::Unvalidated }
     }
 }
 

@@ -220,7 +220,7 @@ fn one(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Impact, Clu
 
 /// A collective with its interval, which is no less than `least`.
 fn timed(parts: &Parts, bytes: u64, is_direct: bool, (expected, least): (f64, f64), binds: Factor) -> Timed {
-    let class = if is_direct { parts.collective_class() } else { parts.staged_class() };
+    let class = if is_direct { parts.collective_class(bytes) } else { parts.staged_class(bytes) };
     let band = Interval::of(class, bytes).of_time(expected);
     // Host memory that is assumed may be faster.
     let least = if is_direct || parts.dram_is_known { least } else { 0.0 };

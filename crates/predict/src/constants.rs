@@ -58,9 +58,9 @@ constants! {
     /// MPI's own work for one message, at each end.
     MPI_CALL: 0.5, "us", fitted, "osu_latency of host memory, two clusters";
     /// Between two messages of one MPI process.
-    MPI_GAP: 0.1, "us", fitted, "osu_mbw_mr of host memory";
+    MPI_GAP: 0.15, "us", fitted, "osu_mbw_mr of host memory";
     /// Asking CUDA what a pointer is, each message and end.
-    DEVICE_CALL: 0.1, "us", fitted, "osu_latency and osu_bw of GPU memory, two clusters";
+    DEVICE_CALL: 0.8, "us", fitted, "osu_latency and osu_bw of GPU memory, one cluster";
     /// Smallest share of a message that goes over a rail of its own.
     MIN_RAIL_SHARE: 16384.0, "B", sourced, "UCX: UCX_MIN_RNDV_CHUNK_SIZE";
     /// NIXL's work for one transfer, from posting to the word that it is done.

@@ -77,7 +77,7 @@ pub fn direct(parts: &Parts, size: u64) -> Result<Estimate, NoEstimate> {
         _ => route::stages(parts, parts.rails),
     };
     let stream = stream(&streamed, size, &protocol, &parts.fitted);
-    Ok(finish(size, shares, stream, spread(parts, size, parts.class())))
+    Ok(finish(size, shares, stream, spread(parts, size, parts.class(size))))
 }
 
 /// Time in which the bytes of a lone message flow.

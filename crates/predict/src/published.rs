@@ -105,15 +105,22 @@ impl Row {
         self.assumes.is_empty() && self.inexpressible.is_none()
     }
 
-    /// The class whose interval applies.
+    /// The class whose interval applies to a size.
     #[must_use]
-    pub fn class(&self) -> Class {
+    pub fn class(&self, size: u64) -> Class {
         let Ok(parts) = self.parts.resolve() else { return Class::Unvalidated };
         match self.way.as_str() {
-            _ if self.cluster.is_some() => parts.collective_class(),
-            "staged" => parts.staged_class(),
-            _ => parts.class(),
+            _ if self.cluster.is_some() => parts.collective_class(size),
+            "staged" => parts.staged_class(size),
+            _ => parts.class(size),
         }
+    }
+
+    /// The transfer of a figure of the direct way, if that is what the row has.
+    #[must_use]
+    pub fn direct_parts(&self) -> Option<Parts> {
+        let is_transfer = self.cluster.is_none() && self.way == "direct";
+        self.parts.resolve().ok().filter(|_| is_transfer)
     }
 
     /// One of the kinds.
@@ -132,6 +139,15 @@ impl Row {
         self.parts.memory != Some(Memory::Host)
             && self.parts.coherent != Some(true)
             && self.parts.distance.is_none()
+    }
+
+    /// Whether packets between GPU and adapter pass a processor that the row does not state. Staged
+    /// bytes do not pass it on their way.
+    #[must_use]
+    pub fn lacks_platform(&self) -> bool {
+        self.way == "direct"
+            && self.parts.platform.is_none()
+            && self.parts.distance.is_some_and(|distance| !distance.is_below_switch())
     }
 
     /// Whether the row is about RoCE and does not state the path MTU.

@@ -79,13 +79,15 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         .skip_while(|size| !matches!(times(*size), (Some(_), Some(_))))
         .take_while(|size| matches!(times(*size), (Some(direct), Some(staged)) if staged >= 2.0 * direct))
         .last();
+    let is_direct = |row: &&Row| row.direct.is_some() || row.staged.is_some();
+    let predicted: Vec<u64> = rows.iter().filter(is_direct).map(|row| row.size).collect();
     Report {
         schema: SCHEMA,
         title: title.to_owned(),
         rows,
         staged_wins_from,
         twice_as_fast_below,
-        unvalidated: parts.unvalidated(),
+        unvalidated: parts.unvalidated_of(predicted.into_iter()),
         upgrades: upgrades(parts, largest),
         parts: parts.clone(),
     }

@@ -43,7 +43,7 @@ pub fn staged(parts: &Parts, size: u64, pipelined: bool) -> Result<Estimate, NoB
         (bytes / total / 1000.0, factor)
     };
     let stream = Stream { gbytes_per_s: stream.0, binds: stream.1, most: copy.min(network), seen_us: 0.0 };
-    Ok(finish(size, shares, stream, spread(parts, size, parts.staged_class())))
+    Ok(finish(size, shares, stream, spread(parts, size, parts.staged_class(size))))
 }
 
 /// GB/s between the two host buffers.

@@ -221,7 +221,7 @@ fn residuals<'a>(row: &'a Row, fitted: &Fitted) -> Vec<Residual<'a>> {
         let log = if row.is_time() { log } else { -log };
         // A figure that is only known to be exceeded is met by everything above it.
         let log = if row.bound.is_some() { log.max(0.0) } else { log };
-        Some(Residual { source: &row.source, class: row.class(), length: Length::of(*size), log })
+        Some(Residual { source: &row.source, class: row.class(*size), length: Length::of(*size), log })
     };
     row.points.iter().filter_map(of_point).collect()
 }
@@ -279,7 +279,7 @@ fn point(row: &Row, size: u64, value: f64, fitted: &Fitted, residuals: &[&Residu
     };
     let at_least = row.bound.is_some();
     let predicted = said.ok().map(|said| {
-        let interval = interval(residuals, row.class(), Length::of(size), FEWEST_SOURCES);
+        let interval = interval(residuals, row.class(size), Length::of(size), FEWEST_SOURCES);
         let band = if row.is_time() {
             interval.of_time(said.expected)
         } else {

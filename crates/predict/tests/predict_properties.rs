@@ -379,7 +379,7 @@ fn what_no_source_measured_is_refused_or_wide() {
         ("RDMA READ", Spec { operation: Some(Op::Read), ..placed.clone() }),
         ("NVIDIA", Spec { gpu_vendor: Some(GpuVendor::Amd), ..placed.clone() }),
     ] {
-        let said = spec.resolve().unwrap().unvalidated().join("; ");
+        let said = spec.resolve().unwrap().unvalidated(1 << 20).join("; ");
         assert!(said.contains(what), "{what}: {said}");
         for size in [64 << 10, 1 << 20] {
             // EFA's short messages are not predicted at all.

@@ -47,7 +47,9 @@ fn rows_that_are_not_scored_say_why() {
 #[test]
 fn settings_that_decide_are_stated_or_assumed() {
     for row in rows().iter().filter(|row| row.inexpressible.is_none()) {
-        for (what, lacks) in [("distance", row.lacks_distance()), ("mtu", row.lacks_mtu())] {
+        for (what, lacks) in
+            [("distance", row.lacks_distance()), ("mtu", row.lacks_mtu()), ("platform", row.lacks_platform())]
+        {
             let is_assumed = row.assumes.iter().any(|one| one == what);
             assert!(
                 !lacks || is_assumed,

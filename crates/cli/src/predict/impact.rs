@@ -52,7 +52,7 @@ pub(super) fn json(
     Ok(serde_json::json!({
         "schema": "nobounce-impact/1", "title": machine.title(args), "parts": parts, "cluster": cluster,
         "impact": found, "not_direct": not_direct, "not_predicted": not_predicted,
-        "assumptions": ASSUMPTIONS,
+        "assumptions": ASSUMPTIONS, "unvalidated": parts.unvalidated(cluster.bytes),
     }))
 }
 
@@ -173,7 +173,7 @@ fn text(
     if !parts.dram_is_known {
         let _ = writeln!(text, "- assumed: host memory of {:.0} GB/s; add --dram", parts.dram);
     }
-    let unvalidated = parts.unvalidated();
+    let unvalidated = parts.unvalidated(cluster.bytes);
     if !unvalidated.is_empty() {
         let _ = writeln!(text, "- widest band: no published figure validates {}", unvalidated.join("; "));
     }
