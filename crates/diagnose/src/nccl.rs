@@ -224,6 +224,11 @@ pub(crate) fn is_efa(nic: &Nic) -> bool {
     nic.driver.as_deref() == Some("efa")
 }
 
+/// Adapters that NCCL reaches only through libfabric.
+pub(crate) fn needs_fabric(nic: &Nic) -> bool {
+    is_efa(nic) || nic.driver.as_deref().is_some_and(|driver| driver.starts_with("cxi"))
+}
+
 /// `FI_PROVIDER` if it excludes libfabric's EFA provider.
 pub(crate) fn fabric_without_efa(facts: &Facts) -> Option<Variable<'_>> {
     let variable = facts.variable("FI_PROVIDER")?;

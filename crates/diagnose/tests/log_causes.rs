@@ -103,6 +103,95 @@ fn libfabric_without_gpudirect_refutes_the_plan() {
 }
 
 #[test]
+fn libfabric_refutes_only_plans_that_use_it() {
+    let tcp = "libfabric:1:core:core:ofi_reg():1 Selected provider is tcp, fabric is 10.0.0.0\n";
+    let facts = healthy("dgx-h100");
+    let mut diagnosis = diagnose(&facts);
+    let before = diagnosis.verdicts.clone();
+    let reports = reports(tcp, &facts, &diagnosis);
+    log::overrule(&mut diagnosis, &facts, &reports);
+    assert_eq!(count(&diagnosis), 0, "{:#?}", diagnosis.findings);
+    assert!(diagnosis.verdicts == before && !diagnosis.direct_is_lost);
+    assert!(reports[2].notes.iter().any(|note| note.contains("plans in the table stay")), "{reports:?}");
+    let mut facts = healthy("dgx-h100");
+    facts.nics.iter_mut().for_each(|nic| nic.driver = Some("cxi_ss1".to_owned()));
+    let plans = diagnose(&facts).verdicts;
+    assert!(plans.iter().any(|verdict| verdict.nccl.kind == UseKind::Direct), "{plans:#?}");
+    let diagnosis = overruled(tcp, &facts);
+    assert_eq!(count(&diagnosis), 1);
+    assert!(diagnosis.verdicts.iter().all(|verdict| verdict.nccl.kind != UseKind::Direct));
+}
+
+/// A direct link of another host, or of another rank of this one, says nothing about a row.
+#[test]
+fn each_host_and_rank_decides_for_itself() {
+    let facts = healthy("dgx-h100");
+    let other = "node-b:1:2 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0/GDRDMA\n";
+    let diagnosis = overruled(&format!("{SOCKETS}{other}"), &facts);
+    assert_eq!(count(&diagnosis), 1, "{:#?}", diagnosis.findings);
+    assert!(best(&diagnosis).all(|verdict| verdict.nccl.kind == UseKind::None));
+    // Without their GPUs, ranks of one host cannot be told apart.
+    let own = other.replace("node-b", "node-a");
+    assert_eq!(count(&overruled(&format!("{SOCKETS}{own}"), &facts)), 0);
+    let bus = |at: usize| facts.gpus[at].address.replace("0000:", "").replace([':', '.'], "");
+    let init = |rank: usize, bus: &str| {
+        format!(
+            "node-a:1:2 [0] NCCL INFO comm 0x1 rank {rank} nranks 2 cudaDev 0 nvmlDev 0 busId {bus} commId 0x65 - Init COMPLETE\n"
+        )
+    };
+    let log = init(0, &bus(0)) + &init(1, &bus(1)) + SOCKETS + &own;
+    let diagnosis = overruled(&log, &facts);
+    let sockets = |diagnosis: &Diagnosis| -> Vec<String> {
+        let mut gpus: Vec<_> = diagnosis
+            .verdicts
+            .iter()
+            .filter(|v| v.nccl.kind == UseKind::None)
+            .map(|v| v.gpu.clone())
+            .collect();
+        gpus.dedup();
+        gpus
+    };
+    assert_eq!(sockets(&diagnosis), [facts.gpus[0].address.clone()]);
+    // Rank 0 of another host has another GPU; rank 0 of a second communicator has no certain one.
+    let log = init(0, &bus(1)).replace("node-a", "node-b") + &init(0, &bus(0)) + SOCKETS;
+    assert_eq!(sockets(&overruled(&log, &facts)), [facts.gpus[0].address.clone()]);
+    let log = init(0, &bus(0)) + &init(0, &bus(1)) + &init(0, &bus(0)) + SOCKETS;
+    let read = log::read_nccl(log.as_bytes(), |_| {}).unwrap();
+    assert_eq!(read.ranks[&("node-a".to_owned(), 0)].gpu, None);
+    assert_eq!(sockets(&overruled(&log, &facts)).len(), facts.gpus.len());
+}
+
+/// Plans are about long messages of this host.
+#[test]
+fn short_protocols_and_other_hosts_of_ucx_refute_nothing() {
+    let facts = healthy("dgx-h100");
+    let row = |host: &str, range: &str, protocol: &str| {
+        let line = format!("[1.1] [{host}:10:0]   proto_debug.c:100  UCX  INFO  ");
+        format!(
+            "{line}| ucp_context_0 inter-node cfg#2 | tagged message by ucp_tag_send* from cuda/GPU0 |\n\
+             {line}| {range} | {protocol} | rc_mlx5/mlx5_0:1 |\n"
+        )
+    };
+    let count = |text: &str| count(&overruled(text, &facts));
+    assert_eq!(count(&row("h", "8K..256K", "multi-frag copy-in")), 0);
+    assert_eq!(count(&row("h", "8K..inf", "multi-frag zero-copy")), 0);
+    assert_eq!(count(&row("h", "8K..inf", "multi-frag copy-in")), 1);
+    let two = row("h", "8K..inf", "multi-frag copy-in") + &row("g", "0..1K", "short");
+    assert_eq!(count(&two), 0);
+    let read = log::read_ucx(two.as_bytes(), |_| {}).unwrap();
+    let report = log::join_ucx(&read, &facts, &diagnose(&facts));
+    assert!(report.notes.iter().any(|note| note.starts_with("2 hosts logged")), "{report:?}");
+}
+
+#[test]
+fn a_half_direct_plan_is_refuted_by_sockets() {
+    let mut facts = healthy("dgx-h100");
+    facts.environment.insert("NCCL_NET_GDR_READ".to_owned(), "0".to_owned());
+    assert!(best(&diagnose(&facts)).all(|verdict| verdict.nccl.kind == UseKind::Half));
+    assert!(best(&overruled(SOCKETS, &facts)).all(|verdict| verdict.nccl.kind == UseKind::None));
+}
+
+#[test]
 fn a_log_that_agrees_adds_nothing() {
     let facts = healthy("dgx-h100");
     let text = "node-a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA\n";

@@ -43,10 +43,8 @@ pub(super) struct Link {
 /// What is known of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rank {
-    /// Its host.
-    pub host: String,
-    /// PCI address of its GPU.
-    pub gpu: String,
+    /// PCI address of its GPU; none where communicators of the host differ.
+    pub gpu: Option<String>,
 }
 
 /// What a log says.
@@ -56,8 +54,8 @@ pub struct NcclLog {
     pub lines: u64,
     /// Versions of NCCL.
     pub versions: BTreeMap<String, u64>,
-    /// What ranks there are.
-    pub ranks: BTreeMap<u32, Rank>,
+    /// What ranks there are, by host and number.
+    pub ranks: BTreeMap<(String, u32), Rank>,
     /// Adapters of each host, in NCCL's order.
     pub adapters: BTreeMap<String, Vec<String>>,
     /// Variables that NCCL says it was given, by host.
@@ -255,7 +253,11 @@ impl NcclLog {
             number >> 4 & 0xff,
             number & 0xf
         );
-        keep(&mut self.ranks, rank, Rank { host: host.to_owned(), gpu }, &mut self.forgotten);
+        // Each communicator counts its ranks from 0.
+        let key = (host.to_owned(), rank);
+        let gpu =
+            Some(gpu).filter(|gpu| self.ranks.get(&key).is_none_or(|known| known.gpu.as_ref() == Some(gpu)));
+        keep(&mut self.ranks, key, Rank { gpu }, &mut self.forgotten);
     }
 
     /// `Disabled for HCA 0 'mlx5_0'`, `(DMABUF) enabled for HCA 0 'mlx5_0'`.

@@ -6,7 +6,7 @@ use crate::checks::list;
 use crate::diagnosis::Diagnosis;
 use crate::finding::{Finding, Severity};
 use crate::nccl;
-use crate::verdict::{PathKind, Use, UseKind, Verdict};
+use crate::verdict::{Use, UseKind, Verdict};
 use nobounce_topology::facts::Facts;
 
 /// Puts what the logs show into the verdicts that they refute, with one finding about all of them.
@@ -14,15 +14,9 @@ pub fn overrule(diagnosis: &mut Diagnosis, facts: &Facts, reports: &[LogReport])
     let mut refuting: Vec<&LogReport> = Vec::new();
     let mut gpus: Vec<String> = Vec::new();
     for report in reports {
-        // NCCL reaches the adapters of EFA only through libfabric; other users of it have no plan.
-        let promised = report.program == "libfabric"
-            && diagnosis.verdicts.iter().any(|verdict| verdict.best && is_promised(verdict));
-        let some = |kind: &str| report.totals.get(kind).is_some_and(|count| *count > 0);
-        let mixed = |row: &LogRow| some("direct") || (row.sockets && some("selected"));
-        let mut refuted = promised && report.not_direct.iter().any(|row| !mixed(row));
-        for row in report.not_direct.iter().filter(|row| row.here) {
-            for verdict in diagnosis.verdicts.iter_mut().filter(|verdict| is_about(row, verdict, mixed(row)))
-            {
+        let mut refuted = false;
+        for row in report.not_direct.iter().filter(|row| row.outweighs) {
+            for verdict in diagnosis.verdicts.iter_mut().filter(|verdict| is_about(row, verdict)) {
                 if replace(report.program, row, facts, verdict) {
                     refuted = true;
                     gpus.push(verdict.gpu.clone());
@@ -45,33 +39,35 @@ pub fn overrule(diagnosis: &mut Diagnosis, facts: &Facts, reports: &[LogReport])
     diagnosis.direct_is_lost = true;
 }
 
-fn is_promised(verdict: &Verdict) -> bool {
-    matches!(verdict.path, PathKind::Direct | PathKind::Slow)
-}
-
 /// Whether a row is about a verdict. Without an adapter it is about all of its GPU's, and without a
-/// GPU about all, unless other connections of the log use adapters.
-fn is_about(row: &LogRow, verdict: &Verdict, mixed: bool) -> bool {
+/// GPU about all, unless other connections of its rank or log use adapters.
+fn is_about(row: &LogRow, verdict: &Verdict) -> bool {
     if row.gpu.as_deref().is_some_and(|gpu| gpu != verdict.gpu) {
         return false;
     }
     match row.adapter.as_deref().filter(|_| !row.sockets) {
         // Merged adapters are `mlx5_0+mlx5_1`.
         Some(adapter) => adapter.split('+').any(|name| name == verdict.nic),
-        None => !mixed,
+        None => !row.mixed,
     }
 }
 
 /// Replaces a plan that the row refutes.
 fn replace(program: &str, row: &LogRow, facts: &Facts, verdict: &mut Verdict) -> bool {
-    let is_efa = || facts.nics.iter().any(|nic| nic.name == verdict.nic && nccl::is_efa(nic));
+    let by_fabric = || facts.nics.iter().any(|nic| nic.name == verdict.nic && nccl::needs_fabric(nic));
     let plan = match program {
         "NCCL" => &mut verdict.nccl,
-        "libfabric" if is_efa() => &mut verdict.nccl,
+        "libfabric" if by_fabric() => &mut verdict.nccl,
         "UCX" => &mut verdict.ucx,
         _ => return false,
     };
-    if !matches!(plan.kind, UseKind::Direct | UseKind::Unknown) {
+    let is_refuted = match plan.kind {
+        UseKind::Direct | UseKind::Unknown => true,
+        // One direction was to be staged.
+        UseKind::Half => row.sockets || !row.mixed,
+        UseKind::Staged | UseKind::None => false,
+    };
+    if !is_refuted {
         return false;
     }
     *plan = match (program, row.sockets) {
@@ -85,7 +81,7 @@ fn replace(program: &str, row: &LogRow, facts: &Facts, verdict: &mut Verdict) ->
 /// The contradiction, with the counts of each log and what explains it.
 fn finding(reports: &[&LogReport]) -> Finding {
     let programs: Vec<&str> = reports.iter().map(|report| report.program).collect();
-    let rows = || reports.iter().flat_map(|report| &report.not_direct).filter(|row| row.here);
+    let rows = || reports.iter().flat_map(|report| &report.not_direct).filter(|row| row.outweighs);
     let count = |sockets: bool| rows().filter(|row| row.sockets == sockets).map(|row| row.count).sum::<u64>();
     let counts = [(count(false), "staged through host memory"), (count(true), "over sockets")];
     let counts = counts.iter().filter(|(count, _)| *count > 0);
@@ -101,7 +97,7 @@ fn finding(reports: &[&LogReport]) -> Finding {
     }
     let mut finding = Finding::new("log-not-direct", Severity::Warning, title).why(why);
     for report in reports {
-        if let Some(row) = report.not_direct.iter().find(|row| row.here) {
+        if let Some(row) = report.not_direct.iter().find(|row| row.outweighs) {
             finding = finding.seen(format!("log of {}", report.program), row.way.clone());
         }
     }

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::diagnosis::Diagnosis;
 use crate::finding::Severity;
+use crate::nccl;
 use nobounce_topology::facts::{Facts, Library, Port, Read};
 
 /// What a log comes to.
@@ -206,7 +207,7 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
             report.not_direct.push(LogRow {
                 way,
                 count: tcp,
-                here: true,
+                outweighs: log.hosts.len() <= 1,
                 sockets: true,
                 ..LogRow::default()
             });
@@ -218,6 +219,12 @@ pub fn join_ucx(log: &UcxLog, facts: &Facts, diagnosis: &Diagnosis) -> LogReport
         }
     }
     report.notes.truncate(32);
+    if log.hosts.len() > 1 && !report.not_direct.is_empty() {
+        report.notes.push(format!(
+            "{} hosts logged, and lines of protocols belong to any of them: the plans in the table stay",
+            log.hosts.len()
+        ));
+    }
     let emulated = log.uses.keys().filter(|used| used.is_emulated()).count();
     if emulated > 0 {
         report.notes.push(format!(
@@ -325,7 +332,7 @@ pub fn join_fabric(log: &FabricLog, facts: &Facts, diagnosis: &Diagnosis) -> Log
         report.notes.push(format!("provider {provider} was selected {}", times(*count)));
         if tcp {
             let way = format!("libfabric's provider {provider}");
-            let row = LogRow { way, count: *count, here: true, sockets: true, ..LogRow::default() };
+            let row = LogRow { way, count: *count, outweighs: true, sockets: true, ..LogRow::default() };
             report.not_direct.push(row);
         }
     }
@@ -339,7 +346,15 @@ pub fn join_fabric(log: &FabricLog, facts: &Facts, diagnosis: &Diagnosis) -> Log
     for (meaning, seen) in log.problems.iter().filter(|(meaning, _)| off(meaning)) {
         gdr_off = true;
         let way = (*meaning).to_owned();
-        report.not_direct.push(LogRow { way, count: seen.count, here: true, ..LogRow::default() });
+        report.not_direct.push(LogRow { way, count: seen.count, outweighs: true, ..LogRow::default() });
+    }
+    // Another user of libfabric may have sockets.
+    let selected = report.totals.contains_key("selected");
+    report.not_direct.iter_mut().filter(|row| row.sockets).for_each(|row| row.mixed = selected);
+    if !report.not_direct.is_empty() && !facts.nics.iter().any(nccl::needs_fabric) {
+        report.notes.push(
+            "NCCL and UCX use no adapter here through libfabric: the plans in the table stay".to_owned(),
+        );
     }
     report.direct_is_lost = gdr_off || report.totals.contains_key("sockets") || !report.fatal.is_empty();
     explain(

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::nccl::Link;
 use super::{NcclLog, Transport, UcxLog};
 use crate::diagnosis::Diagnosis;
 use crate::verdict::{PathKind, UseKind};
@@ -29,9 +30,12 @@ pub struct LogRow {
     /// The GPU's name in the tables, if it is this machine's.
     #[serde(skip)]
     pub(super) label: Option<String>,
-    /// Whether the facts are of the row's host.
+    /// Whether the row may replace plans: the facts are of its host, and it is about long messages.
     #[serde(skip)]
-    pub(super) here: bool,
+    pub(super) outweighs: bool,
+    /// Whether other connections of the same rank or log are direct.
+    #[serde(skip)]
+    pub(super) mixed: bool,
     /// Whether sockets are used instead of an adapter.
     #[serde(skip)]
     pub(super) sockets: bool,
@@ -82,7 +86,10 @@ pub(super) fn nccl_row(
     facts: &Facts,
     diagnosis: &Diagnosis,
 ) -> LogRow {
-    let gpu = log.ranks.get(&rank).map(|rank| rank.gpu.clone());
+    let gpu = log.ranks.get(&(host.clone(), rank)).and_then(|rank| rank.gpu.clone());
+    let is_peer = |link: &Link| link.host == host && (gpu.is_none() || link.rank == rank);
+    let is_direct = |link: &Link| link.transport.is_rdma() && link.transport.gdrdma;
+    let mixed = log.links.keys().any(|link| is_peer(link) && is_direct(link));
     let mut why = Vec::new();
     let off = |name: &Option<String>| {
         name.as_ref().and_then(|name| log.gpu_direct.get(&(host.clone(), name.clone())))
@@ -96,7 +103,8 @@ pub(super) fn nccl_row(
     }
     let label = gpu.as_deref().filter(|_| here).and_then(|gpu| label(facts, gpu));
     let sockets = !Transport { name: way.clone(), gdrdma: false }.is_rdma();
-    LogRow { host, rank: Some(rank), gpu, adapter, way, count, why, label, here, sockets }
+    let rank = Some(rank);
+    LogRow { host, rank, gpu, adapter, way, count, why, label, outweighs: here, mixed, sockets }
 }
 
 /// The verdict of the row's own pair, else of the GPU's best pair, says why it is not direct.
@@ -138,8 +146,8 @@ pub(super) fn ucx_rows(
         };
         *totals.entry(kind).or_default() += count;
         // Short messages are always copied; it is the long ones that count.
-        let long = used.range.ends_with("inf") || used.range.contains('K') || used.range.contains('M');
-        if kind == "sockets" || (kind == "staged" && (long || used.is_emulated())) {
+        let outweighs = used.range.ends_with("inf") || used.is_emulated();
+        if kind == "sockets" || (kind == "staged" && outweighs) {
             let adapter = used
                 .lane
                 .split('/')
@@ -153,11 +161,13 @@ pub(super) fn ucx_rows(
                 way: format!("{}, {}: {} over {}", used.operation, used.range, used.protocol, used.lane),
                 count,
                 why: pair.map(|verdict| verdict.ucx.text.clone()).into_iter().collect(),
-                here: true,
+                outweighs: outweighs && log.hosts.len() <= 1,
                 sockets: kind == "sockets",
                 ..LogRow::default()
             });
         }
     }
+    let mixed = totals.get("direct").is_some_and(|count| *count > 0);
+    rows.iter_mut().for_each(|row| row.mixed = mixed);
     rows
 }

@@ -1,6 +1,6 @@
 //! What UCX logs with `UCX_LOG_LEVEL=info` or `debug` and `UCX_PROTO_INFO=y`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -35,7 +35,11 @@ impl UcxUse {
     /// Whether bytes are copied through host memory.
     #[must_use]
     pub fn is_staged(&self) -> bool {
-        let staged = ["frag", "cuda_copy", "rocm_copy", "copy-in", "copy-out", "pipeline", "host"];
+        // Zero-copy fragments are direct.
+        if self.protocol.contains("frag") && !self.protocol.contains("zero-copy") {
+            return true;
+        }
+        let staged = ["cuda_copy", "rocm_copy", "copy-in", "copy-out", "pipeline", "host"];
         staged.iter().any(|word| self.protocol.contains(word) || self.lane.contains(word))
     }
 
@@ -65,6 +69,8 @@ pub struct UcxLog {
     pub variables: BTreeMap<String, String>,
     /// Whether peer memory or dma-buf was detected, by adapter and what was looked at.
     pub detected: BTreeMap<(String, String), bool>,
+    /// Hosts that logged, as far as lines name them.
+    pub hosts: BTreeSet<String>,
     /// Errors and warnings, by their text.
     pub problems: BTreeMap<String, Seen>,
     /// Errors by adapter.
@@ -84,6 +90,12 @@ impl UcxLog {
             return;
         };
         self.lines += 1;
+        if let Some(host) = host(&line[..at])
+            && self.hosts.len() < 64
+            && !self.hosts.contains(host)
+        {
+            self.hosts.insert(host.to_owned());
+        }
         let text = line[at + 4..].trim_start();
         let (level, text) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let text = text.trim();
@@ -187,6 +199,16 @@ impl UcxLog {
             seen.example = text.chars().take(200).collect();
         }
     }
+}
+
+/// The host of `[1700000000.1] [host:10:0]   file.c:1 `.
+fn host(before: &str) -> Option<&str> {
+    let is_number = |text: &str| text.trim().bytes().all(|byte| byte.is_ascii_digit());
+    before.split('[').find_map(|part| {
+        let mut parts = part.split(']').next()?.rsplitn(3, ':');
+        let (thread, process, host) = (parts.next()?, parts.next()?, parts.next()?);
+        (is_number(thread) && is_number(process) && !host.is_empty()).then_some(host)
+    })
 }
 
 /// A lane that leaves the machine, and not one through its memory.
