@@ -59,7 +59,7 @@ pub enum NoBasis {
     OldXeon,
     /// The same of Zen's generations.
     #[error(
-        "reads of a GPU through an AMD Zen: published rates are 6 GB/s to line rate; put GPU and adapter below one switch, and state it with --distance PIX"
+        "reads of a GPU through an AMD Zen CPU: published rates are 6 GB/s to line rate; put GPU and adapter below one switch, and state it with --distance PIX"
     )]
     ZenReads,
     /// Its speed is a property of the processor.
@@ -89,7 +89,7 @@ pub enum NoEstimate {
     NoBasis(NoBasis),
 }
 
-/// Not as its source: the sentence contains it, and a chain of errors would repeat it.
+/// Not as `source()`: the message includes the reason, and an error chain would print it twice.
 impl From<NoBasis> for NoEstimate {
     fn from(why: NoBasis) -> Self {
         Self::NoBasis(why)
@@ -136,7 +136,9 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
         Software::Nccl if size < LONG => return Err(NoBasis::NcclProtocol),
         _ => {}
     }
-    let reads_gpu = parts.gpu_over_pcie() && parts.is_on_gpu(End::Source);
+    // A core moves the bytes of the software NIC: no packet passes between devices.
+    let forwards = parts.link.kind != Kind::Loopback && parts.software != Software::Nobounce;
+    let reads_gpu = forwards && parts.gpu_over_pcie() && parts.is_on_gpu(End::Source);
     if reads_gpu && parts.through_processor() && parts.platform == Platform::XeonOld {
         return Err(NoBasis::OldXeon);
     }
@@ -144,13 +146,21 @@ pub(super) fn known(parts: &Parts, size: u64) -> Result<(), NoBasis> {
         return Err(NoBasis::ZenReads);
     }
     let far = parts.gpu_over_pcie() && parts.distance == Distance::Sys;
-    if (far || parts.far_rails > 0) && parts.platform.between_sockets().is_none() {
+    if forwards && (far || parts.far_rails > 0) && parts.platform.between_sockets().is_none() {
         return Err(NoBasis::Sockets(parts.platform.name()));
     }
-    let gbytes = parts.link.goodput(parts.mtu) * f64::from(parts.rails);
+    if parts.memory == Memory::Host { host_memory(parts, parts.rails) } else { Ok(()) }
+}
+
+/// Whether host memory is known to be faster than so many adapters, or how fast it is.
+///
+/// # Errors
+/// Neither is known.
+pub(super) fn host_memory(parts: &Parts, rails: u32) -> Result<(), NoBasis> {
+    let gbytes = parts.link.goodput(parts.mtu) * f64::from(rails);
     let is_real = parts.link.kind != Kind::Loopback;
-    if is_real && parts.memory == Memory::Host && !parts.dram_is_known && gbytes > ANY_SERVER {
-        return Err(NoBasis::Dram { rails: parts.rails, gbytes });
+    if is_real && !parts.dram_is_known && gbytes > ANY_SERVER {
+        return Err(NoBasis::Dram { rails, gbytes });
     }
     Ok(())
 }

@@ -161,7 +161,20 @@ pub fn impact(parts: &Parts, cluster: &Cluster) -> Result<Vec<Impact>, ClusterEr
     route::possible(parts, cluster.bytes)?;
     basis::known(parts, cluster.bytes)?;
     basis::collective(cluster.bytes)?;
+    basis::host_memory(parts, cluster.nics_per_node)?;
     Pattern::ALL.into_iter().map(|pattern| one(parts, cluster, pattern)).collect()
+}
+
+/// One exchange the direct way, of which host memory is no part.
+///
+/// # Errors
+/// The cluster does not exist, or the exchange is not predicted.
+pub(super) fn direct_step(parts: &Parts, cluster: &Cluster, pattern: Pattern) -> Result<Step, ClusterError> {
+    check(cluster)?;
+    route::possible(parts, cluster.bytes)?;
+    basis::known(parts, cluster.bytes)?;
+    basis::collective(cluster.bytes)?;
+    Ok(one(parts, cluster, pattern)?.direct)
 }
 
 fn check(cluster: &Cluster) -> Result<(), ClusterError> {
@@ -354,6 +367,7 @@ fn hand_over(parts: &Parts, cluster: &Cluster) -> Result<(Timed, Timed), Cluster
 #[cfg(test)]
 mod tests {
     use super::super::machine::{Choice, parts_of};
+    use super::super::parts::Spec;
     use super::*;
     use nobounce_topology::machines;
 
@@ -434,5 +448,21 @@ mod tests {
         ] {
             assert!(found.contains(wanted), "{found}");
         }
+    }
+
+    /// Staging crosses host memory, of which nothing may be assumed that a server may lack.
+    #[test]
+    fn many_adapters_need_known_host_memory() {
+        let spec = Spec {
+            link: "ib:ndr".parse().ok(),
+            distance: Some(nobounce_topology::tree::Distance::Pix),
+            ..Spec::default()
+        };
+        let found = impact(&spec.resolve().unwrap(), &cluster()).unwrap_err().to_string();
+        assert!(found.contains("8 adapters") && found.contains("--dram"), "{found}");
+        let stated = Spec { dram: Some(400.0), ..spec.clone() }.resolve().unwrap();
+        assert!(impact(&stated, &cluster()).is_ok());
+        let few = Cluster { nics_per_node: 1, ..cluster() };
+        assert!(impact(&spec.resolve().unwrap(), &few).is_ok());
     }
 }

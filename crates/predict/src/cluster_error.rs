@@ -48,8 +48,8 @@ pub enum ClusterError {
     Host,
 }
 
-// None of them is the source of the error: its sentence contains them, and a chain of errors would
-// repeat them.
+// None of them is the error's `source()`: the message includes them, and an error chain would print
+// them twice.
 impl From<NotDirect> for ClusterError {
     fn from(why: NotDirect) -> Self {
         Self::NotDirect(why)

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::basis::NoEstimate;
-use super::cluster::{Cluster, Pattern, impact};
+use super::cluster::{Cluster, Pattern, direct_step};
 use super::fabric::{Fabric, Kind};
 use super::fitted::Fitted;
 use super::interval::{Class, Length};
@@ -223,9 +223,7 @@ impl Row {
             "allgather_busbw" => Pattern::AllGather,
             _ => Pattern::RingAllReduce,
         };
-        let found = impact(parts, cluster).map_err(|error| error.to_string())?;
-        let step =
-            found.iter().find(|one| one.pattern == pattern).expect("every pattern is predicted").direct;
+        let step = direct_step(parts, cluster, pattern).map_err(|error| error.to_string())?;
         let (expected, most) = match self.figure.as_str() {
             "ring_us" => (step.exchange_ms * 1000.0, f64::INFINITY),
             _ => (step.bus_gbytes_per_s, step.bus_most_gbytes_per_s),
