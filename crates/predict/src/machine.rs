@@ -117,6 +117,9 @@ pub fn of_pair(analysis: &Analysis<'_>, pair: &Pair<'_>) -> Found {
         spec.distance = pair.distance;
         spec.acs_redirect = Some(is_redirected(&analysis.tree, pair));
         spec.unavailable = unavailable(pair);
+        if is_link_down(facts, &pair.gpu.address) {
+            spec.port_down = Some(format!("the PCIe link of {} is down", pair.gpu.label()));
+        }
     }
     spec.memory = Some(Memory::Gpu);
     spec.gpu_vendor = Some(pair.gpu.vendor);
@@ -196,8 +199,17 @@ fn unavailable(pair: &Pair<'_>) -> Option<String> {
     }
 }
 
-/// What a port says that is not up.
-fn down(nic: &Nic, port: Option<&Port>) -> Option<String> {
+/// Whether the PCIe link of a device is down: it has no lanes or no speed.
+fn is_link_down(facts: &Facts, address: &str) -> bool {
+    let link = facts.pci_device(address).and_then(|device| device.link);
+    link.is_some_and(|link| link.width == 0 || link.speed == 0.0)
+}
+
+/// What of the adapter is not up: its PCIe link, or its port.
+fn down(facts: &Facts, nic: &Nic, port: Option<&Port>) -> Option<String> {
+    if nic.address.as_deref().is_some_and(|address| is_link_down(facts, address)) {
+        return Some(format!("the PCIe link of {} is down", nic.name));
+    }
     let port = port.filter(|port| !port.may_be_active())?;
     Some(format!("port {} of {} is {}", port.number, nic.name, port.state.to_lowercase()))
 }
@@ -239,7 +251,7 @@ fn adapter(facts: &Facts, nic: &Nic) -> Spec {
         (_, Some(port)) if port.is_ethernet() => Kind::RoceV2,
         _ => Kind::InfiniBand,
     };
-    let port_down = down(nic, port);
+    let port_down = down(facts, nic, port);
     let rate = port.and_then(|port| port.rate_gbps.get());
     let mtu = port.and_then(|port| port.active_mtu.get());
     Spec {
@@ -281,6 +293,16 @@ mod tests {
         let facts = machines::machine(name).unwrap();
         let parts = parts_of(&facts, &Choice::default()).unwrap().spec.resolve().unwrap();
         direct(&parts, 64 << 20).map_or(0.0, |estimate| estimate.gbytes_per_s.expected)
+    }
+
+    fn link_of<'a>(facts: &'a mut Facts, address: &str) -> &'a mut nobounce_topology::facts::Link {
+        let device = facts.pci.iter_mut().find(|device| device.address == address);
+        device.unwrap().link.as_mut().unwrap()
+    }
+
+    fn link_of_nic(facts: &mut Facts) -> &mut nobounce_topology::facts::Link {
+        let address = facts.nics[0].address.clone().unwrap();
+        link_of(facts, &address)
     }
 
     #[test]
@@ -418,6 +440,25 @@ mod tests {
         let width =
             absurd(|facts| facts.pci.iter_mut().find_map(|one| one.link.as_mut()).unwrap().width = 1000);
         assert!(width.contains("link.width is 1000"), "{width}");
+        let odd = absurd(|facts| link_of_nic(facts).width = 63);
+        assert!(odd.contains("link.width is 63"), "{odd}");
+        let nvlinks = absurd(|facts| facts.gpus[0].nvlinks = Read::Yes(1000));
+        assert!(nvlinks.contains("nvlinks is 1000"), "{nvlinks}");
+        for (what, change) in [
+            ("mlx5", (|facts| link_of_nic(facts).width = 0) as fn(&mut Facts)),
+            ("mlx5", |facts| link_of_nic(facts).speed = 0.0),
+            ("GPU 0", |facts| {
+                let address = facts.gpus[0].address.clone();
+                link_of(facts, &address).width = 0;
+            }),
+        ] {
+            let mut facts = machines::machine("dgx-h100").unwrap();
+            change(&mut facts);
+            let choice = Choice { gpu: None, nic: Some(facts.nics[0].name.clone()) };
+            let parts = parts_of(&facts, &choice).unwrap().spec.resolve().unwrap();
+            let found = direct(&parts, 1 << 20).unwrap_err().to_string();
+            assert!(found.contains("PCIe link of") && found.contains(what), "{found}");
+        }
         let mtu = absurd(|facts| facts.nics[0].ports[0].active_mtu = Read::Yes(5000));
         assert!(mtu.contains("ports[1].active_mtu is 5000"), "{mtu}");
         let bar1 = absurd(|facts| facts.gpus[0].bar1_bytes = Read::Yes(u64::MAX));

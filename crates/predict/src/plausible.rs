@@ -7,6 +7,8 @@ use nobounce_topology::facts::{Facts, Nic};
 
 /// BAR1 at the most: 64 times the memory of the largest GPU.
 pub(super) const MAX_BAR1: u64 = 1 << 44;
+/// NVLinks of a GPU at the most: the GB200 has 18.
+const MAX_NVLINKS: u32 = 64;
 /// GB/s of host memory at the most: a hundred times what any server has.
 pub(super) const MAX_DRAM: f64 = 100_000.0;
 
@@ -23,6 +25,9 @@ pub(super) fn check(facts: &Facts) -> Result<(), ChoiceError> {
     links(facts)?;
     config(facts)?;
     for gpu in &facts.gpus {
+        if let Some(links) = gpu.nvlinks.get().filter(|links| *links > MAX_NVLINKS) {
+            return refuse(format!("gpus[{}].nvlinks", gpu.address), links, "0 to 64");
+        }
         match gpu.bar1_bytes.get() {
             Some(bytes) if !(1..=MAX_BAR1).contains(&bytes) => {
                 return refuse(format!("gpus[{}].bar1_bytes", gpu.address), bytes, "1 byte to 16 TiB");
@@ -63,7 +68,10 @@ fn ports(nic: &Nic) -> Result<(), ChoiceError> {
 }
 
 fn links(facts: &Facts) -> Result<(), ChoiceError> {
+    let adapters = facts.nics.iter().filter_map(|nic| nic.address.as_deref());
+    let ends: Vec<&str> = adapters.chain(facts.gpus.iter().map(|gpu| gpu.address.as_str())).collect();
     for device in &facts.pci {
+        let is_end = ends.contains(&device.address.as_str());
         let Some(link) = device.link else { continue };
         let field = |name: &str| format!("pci[{}].link.{name}", device.address);
         for (name, speed) in [("speed", link.speed), ("max_speed", link.max_speed)] {
@@ -72,6 +80,9 @@ fn links(facts: &Facts) -> Result<(), ChoiceError> {
             }
         }
         for (name, width) in [("width", link.width), ("max_width", link.max_width)] {
+            if is_end && !matches!(width, 0 | 1 | 2 | 4 | 8 | 12 | 16 | 32) {
+                return refuse(field(name), width, "0, 1, 2, 4, 8, 12, 16 or 32 lanes");
+            }
             if width > 64 {
                 return refuse(field(name), width, "0 to 64 lanes");
             }
@@ -101,7 +112,7 @@ fn config(facts: &Facts) -> Result<(), ChoiceError> {
     Ok(())
 }
 
-/// An amount that something can be moved with, and that some machine has.
+/// A rate above 0 and at most `most`.
 pub(super) fn positive(what: &'static str, value: Option<f64>, most: f64) -> Result<Option<f64>, PartsError> {
     match value {
         Some(value) if !(value.is_finite() && value > 0.0) => Err(PartsError::NotPositive { what, value }),
