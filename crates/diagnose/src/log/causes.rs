@@ -50,6 +50,21 @@ pub(super) fn is_vmm_address(facts: &Facts, line: &str) -> bool {
     })
 }
 
+/// Whether nothing is known that would serve ibv_reg_mr of NVIDIA's memory.
+pub(super) fn lacks_peermem(facts: &Facts) -> bool {
+    !has_amd(facts) && !peermem_loaded(facts) && !is_registered(facts, "peermem")
+}
+
+/// Whether nothing is known that would serve dma-bufs, either.
+fn lacks_both(facts: &Facts) -> bool {
+    let exports = |gpu: &Gpu| gpu.export_probe.known().is_some_and(|probe| probe.ok);
+    lacks_peermem(facts) && !is_registered(facts, "dma-buf") && !facts.gpus.iter().any(exports)
+}
+
+fn is_registered(facts: &Facts, way: &str) -> bool {
+    facts.registrations.iter().any(|registration| registration.way == way && registration.probe.ok)
+}
+
 /// Whether a peer-memory module is loaded, the driver's own or the old one.
 pub(super) fn peermem_loaded(facts: &Facts) -> bool {
     PeerModule(facts).loaded().is_some()
@@ -139,7 +154,7 @@ pub(super) const NO_PAGES: &[Cause] = &[
         "allocate with gpuDirectRDMACapable, or switch sleep mode and expandable_segments off (PYTORCH_CUDA_ALLOC_CONF)",
     ),
     no_module(
-        |facts, _| !peermem_loaded(facts) && !has_amd(facts),
+        |facts, _| lacks_peermem(facts),
         "no peer-memory module serves the GPU",
         "or a program that registers by dma-buf",
     ),
@@ -160,7 +175,7 @@ pub(super) const BAD_RANGE: &[Cause] = &[
         "switch expandable_segments off (PYTORCH_CUDA_ALLOC_CONF), or upgrade the program",
     ),
     no_module(
-        |facts, _| !has_amd(facts) && !peermem_loaded(facts),
+        |facts, _| lacks_peermem(facts),
         "no peer-memory module serves the GPU",
         "or a program that registers by dma-buf",
     ),
@@ -243,7 +258,7 @@ pub(super) const REFUSED: &[Cause] = &[
     ),
     when(|facts, _| has_amd(facts), NO_AMD_PEER, AMD_DMA_BUF),
     no_module(
-        |facts, _| !has_amd(facts) && !peermem_loaded(facts),
+        |facts, _| lacks_peermem(facts),
         "no peer-memory module serves the GPU",
         "perftest: or `--use_cuda_dmabuf`",
     ),
@@ -288,7 +303,7 @@ pub(super) const STAGED: &[Cause] = &[
         "use a data-centre or professional GPU",
     ),
     no_module(
-        |facts, _| !has_amd(facts) && !peermem_loaded(facts),
+        |facts, _| lacks_both(facts),
         "neither peer memory nor dma-buf serves the GPU",
         "or the open kernel module with NCCL 2.13 and newer",
     ),

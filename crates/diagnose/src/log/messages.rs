@@ -71,12 +71,12 @@ pub(super) const MESSAGES: &[Message] = &[
         causes: &[
             no_module(
                 |facts, _| !peermem_loaded(facts),
-                "nvidia_peermem is not loaded, and the GPU's driver exports no dma-bufs",
-                "or the open kernel module",
+                "nvidia_peermem is not loaded, and the program got no dma-buf",
+                "or the open kernel module, and a program that registers by dma-buf",
             ),
             when(
                 |facts, _| peermem_loaded(facts),
-                "a peer-memory module is loaded that the program does not look for, and the GPU's driver exports no dma-bufs",
+                "a peer-memory module is loaded that the program does not look for, and it got no dma-buf",
                 "use the open kernel module, or a version of the program that finds the module",
             ),
         ],
