@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::diagnosis::Diagnosis;
 use crate::finding::{Finding, FixPart, Severity};
-use crate::verdict::{PathKind, UseKind, Verdict};
+use crate::verdict::{PathKind, Use, UseKind, Verdict};
 use nobounce_topology::facts::{Facts, Gpu};
 use nobounce_topology::{clean, clean_lines};
 
@@ -351,8 +351,9 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
         .collect();
     let many = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let text = format!(
-        "GPUs with their best adapter: {}; {}, {}, {unknown} unknown",
+        "GPUs with their best adapter: {}{}; {}, {}, {unknown} unknown",
         counts.join(", "),
+        not_used(diagnosis),
         many(errors, "error"),
         many(warnings, "warning")
     );
@@ -364,6 +365,26 @@ fn verdict_line(facts: &Facts, diagnosis: &Diagnosis, style: Style) -> String {
         "1;32"
     };
     style.paint(code, &text)
+}
+
+/// Direct paths that a library does not use directly, by its plan or its log.
+fn not_used(diagnosis: &Diagnosis) -> String {
+    let direct =
+        |verdict: &&Verdict| verdict.best && matches!(verdict.path, PathKind::Direct | PathKind::Slow);
+    let left_out = |plan: &Use| match plan.kind {
+        UseKind::Staged | UseKind::None => true,
+        UseKind::Unknown => plan.may_fail(),
+        UseKind::Direct | UseKind::Half => false,
+    };
+    let count = |plan: fn(&Verdict) -> &Use| {
+        diagnosis.verdicts.iter().filter(direct).filter(|verdict| left_out(plan(verdict))).count()
+    };
+    match (count(|verdict| &verdict.nccl), count(|verdict| &verdict.ucx)) {
+        (0, 0) => String::new(),
+        (nccl, 0) => format!(", {nccl} of them not used directly by NCCL"),
+        (0, ucx) => format!(", {ucx} of them not used directly by UCX"),
+        (nccl, ucx) => format!(", of them not used directly by NCCL {nccl}, by UCX {ucx}"),
+    }
 }
 
 #[cfg(test)]

@@ -58,6 +58,8 @@ pub enum UseKind {
     Unknown,
 }
 
+const MAY_FAIL: &str = "may fail";
+
 /// What a library does with a pair, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Use {
@@ -90,6 +92,17 @@ impl Use {
 
     pub(crate) fn unknown(text: impl Into<String>) -> Self {
         Self::of(UseKind::Unknown, text)
+    }
+
+    /// Versions that are known to fail, where the facts leave open whether they do here.
+    fn perhaps(nic: &str, finding: &Finding) -> Self {
+        let what = if finding.effect == Effect::Slows { "slow" } else { MAY_FAIL };
+        Self::unknown(format!("{what} with {nic}: {}", finding.title))
+    }
+
+    /// Whether it is one of those.
+    pub(crate) fn may_fail(&self) -> bool {
+        self.kind == UseKind::Unknown && self.text.starts_with(MAY_FAIL)
     }
 }
 
@@ -189,9 +202,13 @@ fn bound(
         return Use::none(format!("fails with {}: {}", pair.nic.name, finding.title));
     }
     if path != PathKind::Staged
-        && let Some(finding) = own(|finding| finding.id == "known-bad")
+        && let Some(finding) = findings.iter().find(|finding| {
+            // Without a library it concerns all.
+            let is_own = finding.library.is_none_or(|own| own == library);
+            finding.id == "known-bad" && is_own && concerns(finding, pair)
+        })
     {
-        return Use::unknown(format!("may fail with {}: {}", pair.nic.name, finding.title));
+        return Use::perhaps(&pair.nic.name, finding);
     }
     let why = || reasons.join("; ");
     match path {

@@ -54,7 +54,8 @@ fn sockets_of_nccl_refute_the_plan() {
     assert!(best(&diagnosis).all(|verdict| verdict.nccl.kind == UseKind::None));
     assert!(best(&diagnosis).all(|verdict| verdict.ucx.kind == UseKind::Direct));
     let text = report(&facts, &diagnosis, Style { color: false, width: 120, all: false });
-    assert!(text.contains("8 direct; 0 errors, 1 warning") && text.contains("not used"), "{text}");
+    let last = "8 direct, 8 of them not used directly by NCCL; 0 errors, 1 warning";
+    assert!(text.contains(last) && text.contains("not used"), "{text}");
 }
 
 #[test]
@@ -272,4 +273,22 @@ fn the_module_of_a_cause_fits_the_machine() {
         assert!(!said.contains("serves the GPU") && !said.contains("not loaded"), "{line}: {said}");
         assert!(fixes(line, &inside).contains("on the host, not in the container: "), "{line}");
     }
+}
+
+#[test]
+fn a_method_that_works_is_no_cause() {
+    let staged = "node-a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0\n";
+    let causes = |facts: &Facts| {
+        let read = log::read_nccl(staged.as_bytes(), |_| {}).unwrap();
+        let report = log::join_nccl(&read, facts, &diagnose(facts));
+        report.causes.iter().map(|cause| format!("{}\n", cause.cause)).collect::<String>()
+    };
+    let mut facts = healthy("dgx-h100");
+    let Read::Yes(modules) = &mut facts.kernel.modules else { panic!("no modules") };
+    modules.remove("nvidia_peermem");
+    let said = causes(&facts);
+    assert!(said.contains("NCCL_NET_GDR_LEVEL") && !said.contains("nor dma-buf"), "{said}");
+    assert!(causes(&Facts::default()).contains("neither peer memory nor dma-buf serves the GPU"));
+    let said = fixes("mooncake runs without nvidia-peermem", &facts);
+    assert!(!said.contains("exports no dma-bufs"), "{said}");
 }
