@@ -62,3 +62,46 @@ fn a_hang_on_arm_may_be() {
     assert!(plan.kind == UseKind::Unknown && plan.text.contains("collectives stop"), "{plan:?}");
     assert_eq!(nccl(&of("gh200", &set("2.29.3"))).kind, UseKind::Direct);
 }
+
+#[test]
+fn every_row_changes_a_plan() {
+    let ucx =
+        |diagnosis: &Diagnosis| diagnosis.verdicts.iter().find(|verdict| verdict.best).unwrap().ucx.clone();
+    let bond = [
+        ("/libraries/ucx/version", json!("1.22.0")),
+        ("/libraries/cuda/version", json!("12.8")),
+        ("/environment/UCX_TLS", json!("rc_verbs,cuda")),
+    ];
+    let mut facts = machines::machine("dgx-h100").unwrap();
+    facts.nics.truncate(1);
+    "mlx5_bond_0".clone_into(&mut facts.nics[0].name);
+    let set: Vec<(String, Value)> = bond.into_iter().map(|(path, value)| (path.to_owned(), value)).collect();
+    let found = diagnose(&edit::edit(&facts, &[], &set, "bond"));
+    let plan = ucx(&found);
+    assert!(plan.kind == UseKind::Unknown && plan.text.starts_with("slow with mlx5_bond_0"), "{plan:?}");
+    assert!(!found.direct_is_lost);
+    // One that strikes in either library, one of UCX, and two of adapters.
+    let found = of(
+        "dgx-h100",
+        &[
+            ("/kernel/nvidia", json!({"version": "595.58.03", "open": true})),
+            ("/libraries/nvml/version", json!("595.58.03")),
+        ],
+    );
+    assert!(nccl(&found).text.contains("debugger") && ucx(&found).text.contains("debugger"), "{found:#?}");
+    let found = of(
+        "dgx-h100",
+        &[
+            ("/kernel/modules/gdrdrv", json!({"version": "2.4"})),
+            ("/libraries/gdrapi", json!({"version": "2.4.1"})),
+        ],
+    );
+    assert!(ucx(&found).text.contains("cannot pin") && nccl(&found).kind == UseKind::Direct, "{found:#?}");
+    let found = of("hgx-h100-roce", &[("/libraries/nccl/version", json!("2.22.3"))]);
+    assert!(nccl(&found).text.contains("ECE") && ucx(&found).kind == UseKind::Direct, "{found:#?}");
+    let found = of(
+        "hgx-h100-roce",
+        &[("/nics/*/driver", json!("bnxt_re")), ("/libraries/verbs/version", json!("50.0"))],
+    );
+    assert!(nccl(&found).text.contains("queue pairs"), "{found:#?}");
+}

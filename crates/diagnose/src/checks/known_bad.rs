@@ -4,7 +4,7 @@ use crate::finding::{Finding, Severity};
 use crate::nccl::{self, Network};
 use crate::ucx;
 use nobounce_topology::analysis::Analysis;
-use nobounce_topology::facts::{Facts, version_pair};
+use nobounce_topology::facts::{Facts, Nic, Port, version_pair};
 
 type Version = [u32; 3];
 
@@ -25,12 +25,14 @@ enum Strikes {
     LibraryPerhaps(&'static str),
     /// One library if the facts show the rest of the combination, else perhaps.
     LibraryIf(fn(&Facts) -> bool, &'static str),
+    /// The same, with some adapters.
+    AdaptersPerhaps(fn(&Nic) -> bool, &'static str),
+    /// One library is slow with some adapters.
+    Slow(fn(&Nic) -> bool, &'static str),
     /// Every use of GPUDirect.
     Path,
-    /// Something beside the path.
-    Aside,
-    /// Some machines: one report, or of a part of the models.
-    Maybe,
+    /// Every use of GPUDirect, perhaps.
+    PathPerhaps,
 }
 
 /// A program or module whose version is looked at.
@@ -111,11 +113,9 @@ const TABLE: [Known; 14] = [
         with: |analysis| {
             let facts = analysis.facts;
             let verbs = facts.variable("UCX_TLS").is_some_and(|variable| variable.value.contains("rc_verbs"));
-            verbs
-                && facts.variable("UCX_RC_ECE").is_none()
-                && facts.nics.iter().any(|nic| nic.name.contains("bond"))
+            verbs && facts.variable("UCX_RC_ECE").is_none() && facts.nics.iter().any(is_bond)
         },
-        strikes: Strikes::Aside,
+        strikes: Strikes::Slow(is_bond, "UCX"),
         happens: "applies enhanced connection establishment (ECE) by default: rc_verbs over a bond falls to MB/s",
         source: "openucx/ucx#11955",
         fix: "`UCX_RC_ECE=0`   (or leave rc_mlx5 in UCX_TLS)",
@@ -174,9 +174,7 @@ const TABLE: [Known; 14] = [
         before: [2, 20, 0],
         with: |analysis| {
             let facts = analysis.facts;
-            let is_dual = |nic: &nobounce_topology::facts::Nic| {
-                nic.ports.iter().filter(|port| port.is_active()).count() > 1
-            };
+            let is_dual = |nic: &Nic| nic.ports.iter().filter(|port| port.is_active()).count() > 1;
             facts.nics.iter().any(is_dual)
                 && facts.gpus.iter().any(|gpu| {
                     gpu.compute_capability.get().is_some_and(|cc| cc >= 90)
@@ -212,7 +210,7 @@ const TABLE: [Known; 14] = [
             let module = analysis.facts.kernel.nvidia.known().and_then(Option::as_ref);
             module.is_some_and(|module| module.open == Some(true))
         },
-        strikes: Strikes::Aside,
+        strikes: Strikes::PathPerhaps,
         happens: "crashes the kernel when a debugger or a crash handler reads GPU mappings (nvidia_vma_access)",
         source: "NVIDIA/open-gpu-kernel-modules#1107",
         fix: "upgrade the driver to 595.71.05 or newer",
@@ -235,7 +233,8 @@ const TABLE: [Known; 14] = [
         since: [2, 4, 1],
         before: [2, 4, 2],
         with: |analysis| analysis.facts.kernel.nvidia_major().is_none_or(|major| major >= 555),
-        strikes: Strikes::Aside,
+        // Short messages; without them UCX may still register.
+        strikes: Strikes::LibraryPerhaps("UCX"),
         happens: "cannot pin GPU memory with drivers of 2024 and later (gdr_pin_buffer fails)",
         source: "NVIDIA/gdrcopy#305",
         fix: "upgrade GDRCopy and its module gdrdrv to 2.4.2 or newer",
@@ -269,11 +268,10 @@ const TABLE: [Known; 14] = [
         since: [2, 22, 0],
         before: [2, 23, 0],
         with: |analysis| {
-            let mut ports = analysis.facts.nics.iter().flat_map(|nic| &nic.ports);
-            ports.any(nobounce_topology::facts::Port::is_ethernet)
+            analysis.facts.nics.iter().any(is_ethernet)
                 && analysis.facts.variable("NCCL_IB_ECE_ENABLE").is_none()
         },
-        strikes: Strikes::Maybe,
+        strikes: Strikes::AdaptersPerhaps(is_ethernet, "NCCL"),
         happens: "is slow and unstable over some RoCE adapters by enhanced connection establishment (ECE)",
         source: "NVIDIA/nccl#1403",
         fix: "`NCCL_IB_ECE_ENABLE=0`   (to compare)",
@@ -282,11 +280,8 @@ const TABLE: [Known; 14] = [
         part: Part::Verbs,
         since: [39, 0, 0],
         before: [51, 0, 0],
-        with: |analysis| {
-            let mut drivers = analysis.facts.nics.iter().filter_map(|nic| nic.driver.as_deref());
-            drivers.any(|driver| driver.starts_with("bnxt_"))
-        },
-        strikes: Strikes::Maybe,
+        with: |analysis| analysis.facts.nics.iter().any(is_broadcom),
+        strikes: Strikes::AdaptersPerhaps(is_broadcom, "NCCL"),
         happens: "has a provider for bnxt_re that fails to create queue pairs from worker threads",
         source: "ROCm/MAD#215",
         fix: "use a newer rdma-core, or the adapter vendor's libbnxt_re",
@@ -310,10 +305,25 @@ const TABLE: [Known; 14] = [
     },
 ];
 
+fn is_bond(nic: &Nic) -> bool {
+    nic.name.contains("bond")
+}
+
+fn is_ethernet(nic: &Nic) -> bool {
+    nic.ports.iter().any(Port::is_ethernet)
+}
+
+fn is_broadcom(nic: &Nic) -> bool {
+    nic.driver.as_deref().is_some_and(|driver| driver.starts_with("bnxt_"))
+}
+
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let facts = analysis.facts;
     let has_nic = analysis.has_hardware_nic();
     let devices = || facts.gpus.iter().map(|gpu| gpu.address.clone());
+    let adapters = |is_one: fn(&Nic) -> bool| {
+        facts.nics.iter().filter(move |nic| is_one(nic)).map(|nic| nic.name.clone())
+    };
     TABLE
         .iter()
         .filter(|row| has_nic || matches!(row.part, Part::GdrDrv))
@@ -322,16 +332,15 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             ((row.since..row.before).contains(&version) && (row.with)(analysis)).then_some((row, text))
         })
         .map(|(row, text)| {
-            let severity = match row.strikes {
-                Strikes::Maybe => Severity::Info,
-                _ => Severity::Warning,
-            };
-            let finding =
-                Finding::new("known-bad", severity, format!("{} {text} {}", row.part.name(), row.happens))
-                    .why("This combination of versions is reported in public.")
-                    .seen("version", format!("{} {text}", row.part.name()))
-                    .seen("report", row.source)
-                    .fix(row.fix);
+            let finding = Finding::new(
+                "known-bad",
+                Severity::Warning,
+                format!("{} {text} {}", row.part.name(), row.happens),
+            )
+            .why("This combination of versions is reported in public.")
+            .seen("version", format!("{} {text}", row.part.name()))
+            .seen("report", row.source)
+            .fix(row.fix);
             match row.strikes {
                 Strikes::Library(library) => finding.of_library(library).blocks().on(devices()),
                 Strikes::LibraryIf(is_certain, library) if is_certain(facts) => {
@@ -341,7 +350,9 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
                     finding.of_library(library).on(devices())
                 }
                 Strikes::Path => finding.blocks().on(devices()),
-                Strikes::Aside | Strikes::Maybe => finding,
+                Strikes::PathPerhaps => finding.on(devices()),
+                Strikes::AdaptersPerhaps(is_one, library) => finding.of_library(library).on(adapters(is_one)),
+                Strikes::Slow(is_one, library) => finding.of_library(library).slows().on(adapters(is_one)),
             }
         })
         .collect()
