@@ -38,6 +38,10 @@ fn read_files(since: SystemTime, value: impl Fn(&str) -> Option<OsString>, logs:
         if ["", "stdout", "stderr"].iter().any(|stream| path.as_os_str() == *stream) {
             continue;
         }
+        // `/dev/stderr` is another file in this process than in the program, whose output is read anyway.
+        if ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
         let shown = path.display();
         // Clocks of file systems are coarse.
         let is_new = |data: Metadata| data.modified().is_ok_and(|at| at + Duration::from_secs(2) >= since);
@@ -47,6 +51,9 @@ fn read_files(since: SystemTime, value: impl Fn(&str) -> Option<OsString>, logs:
         };
         notes.push(if path.to_string_lossy().contains('%') {
             format!("{name}={shown}: each process logs into a file of its own; read them with --log")
+        } else if std::fs::metadata(&path).is_ok_and(|data| !data.is_file()) {
+            // Opening a FIFO without a writer blocks.
+            format!("{name}={shown}: not read, because it is no regular file")
         } else if !std::fs::metadata(&path).is_ok_and(is_new) {
             format!("{name}={shown}: the program wrote no such file")
         } else {
@@ -124,6 +131,14 @@ mod tests {
         assert!(lines == 0 && notes.contains("wrote no such file"), "{lines} {notes}");
         let (lines, notes) = read(folder.join("nccl.%h.%p"), now);
         assert!(lines == 0 && notes.contains("--log"), "{lines} {notes}");
+        // What is no regular file blocks, or is doctor's own output.
+        let fifo = folder.join("fifo");
+        assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let (lines, notes) = read(fifo, now);
+        assert!(lines == 0 && notes.contains("no regular file"), "{lines} {notes}");
+        for stream in ["/dev/stderr", "/dev/stdout", "/proc/self/fd/2"] {
+            assert_eq!(read(stream.into(), now), (0, String::new()), "{stream}");
+        }
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
