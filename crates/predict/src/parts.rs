@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::constants as c;
 use super::fabric::Fabric;
+use super::factor::Factor;
 use super::fitted::Fitted;
 pub use super::kinds::{End, Memory, Op, Software};
 pub use super::parts_error::PartsError;
@@ -133,6 +134,9 @@ pub struct Parts {
     pub dram: f64,
     /// Whether that is stated, or follows from the processor.
     pub dram_is_known: bool,
+    /// What is assumed of it, where it is not stated.
+    #[serde(skip)]
+    pub dram_assumed: Option<String>,
     /// The software that posts.
     pub software: Software,
     /// Queue pairs on each rail; 0: enough of them.
@@ -150,6 +154,13 @@ pub struct Parts {
     pub fitted: Fitted,
     /// What was not said, and what was taken instead.
     pub assumed: Vec<String>,
+}
+
+/// Host memory of a machine.
+struct Dram {
+    gbytes: f64,
+    is_known: bool,
+    assumed: Option<String>,
 }
 
 /// What is assumed of a software NIC without a calibration.
@@ -218,7 +229,10 @@ impl Spec {
         if self.max_read_request.is_none() {
             assumed.push("MaxReadReq of the adapter is 4096 bytes, as vendors recommend".to_owned());
         }
-        let (dram, dram_is_known) = self.dram(platform, memory, &mut assumed)?;
+        let dram = self.dram(platform)?;
+        if memory == Memory::Host {
+            assumed.extend(dram.assumed.clone());
+        }
         self.of_software_nic(link, memory, &mut assumed);
         Ok(Parts {
             link,
@@ -243,8 +257,9 @@ impl Spec {
             iommu: self.iommu.unwrap_or(false),
             unavailable: self.unavailable.clone(),
             port_down: self.port_down.clone(),
-            dram,
-            dram_is_known,
+            dram: dram.gbytes,
+            dram_is_known: dram.is_known,
+            dram_assumed: dram.assumed,
             software: self.software.unwrap_or_default(),
             queue_pairs: self.queue_pairs.unwrap_or(0),
             operation: self.operation.unwrap_or_default(),
@@ -286,35 +301,31 @@ impl Spec {
         }
     }
 
-    /// GB/s of host memory, and whether it is known.
-    fn dram(
-        &self,
-        platform: Platform,
-        memory: Memory,
-        assumed: &mut Vec<String>,
-    ) -> Result<(f64, bool), PartsError> {
+    /// GB/s of host memory, whether it is known, and what is assumed of it.
+    fn dram(&self, platform: Platform) -> Result<Dram, PartsError> {
         if let Some(stated) = positive("the bandwidth of host memory", self.dram, MAX_DRAM)? {
-            return Ok((stated, true));
+            return Ok(Dram { gbytes: stated, is_known: true, assumed: None });
         }
         let sockets = self.sockets.unwrap_or(1).clamp(1, 16);
         let all = |per_socket: f64| per_socket * f64::from(sockets) * c::DRAM_SHARE;
         let (dram, is_known) = match (self.memory_per_socket, platform) {
             (Some(per_socket), _) => (all(per_socket), true),
             (None, Platform::Other) => (200.0, false),
-            // A desktop has two channels, a server up to twelve of twice the rate.
-            (None, Platform::Zen) => (all(platform.memory_per_socket()), false),
-            (None, _) => (all(platform.memory_per_socket()), true),
+            (None, _) => (all(platform.memory_per_socket()), !platform.memory_varies()),
         };
-        if platform == Platform::Zen && !is_known {
-            assumed.push(format!(
-                "host memory of {dram:.0} GB/s: eight channels of DDR4-3200, as the model of the AMD CPU is unknown; add --dram"
-            ));
-        } else if memory == Memory::Host {
-            assumed.push(format!(
-                "host memory of {dram:.0} GB/s: every channel of {sockets} sockets is populated"
-            ));
-        }
-        Ok((dram, is_known))
+        let populated = match sockets {
+            1 => "every channel of one socket is populated".to_owned(),
+            _ => format!("every channel of {sockets} sockets is populated"),
+        };
+        let why = match platform {
+            _ if is_known => populated,
+            Platform::Other => "the processor is unknown; add --dram".to_owned(),
+            Platform::Zen => {
+                "eight channels of DDR4-3200, as the model of the AMD CPU is unknown; add --dram".to_owned()
+            }
+            _ => format!("the model of the CPU is unknown, and {populated}; add --dram"),
+        };
+        Ok(Dram { gbytes: dram, is_known, assumed: Some(format!("host memory of {dram:.0} GB/s: {why}")) })
     }
 
     fn chunk(&self) -> u64 {
@@ -403,6 +414,18 @@ impl Parts {
     #[must_use]
     pub const fn gpu_over_pcie(&self) -> bool {
         matches!(self.memory, Memory::Gpu) && self.gpu.is_some()
+    }
+
+    /// The same with the assumption about host memory, if that is what limits one of the figures.
+    #[must_use]
+    pub fn with_limits(mut self, mut limits: impl Iterator<Item = Factor>) -> Self {
+        match &self.dram_assumed {
+            Some(line) if !self.assumed.contains(line) && limits.any(|limit| limit == Factor::Dram) => {
+                self.assumed.push(line.clone());
+            }
+            _ => {}
+        }
+        self
     }
 
     /// The same transfer of host memory: what staging does in the middle.

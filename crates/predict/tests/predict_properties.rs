@@ -422,6 +422,49 @@ fn memory_of_a_zen_is_assumed_unless_its_model_is_known() {
     assert!(direct(&known, 1 << 20).is_ok() && known.dram > 300.0);
 }
 
+/// Classes with several generations of memory do not tell it.
+#[test]
+fn memory_of_a_xeon_is_assumed_unless_its_model_is_known() {
+    for platform in [Platform::XeonSkylake, Platform::EmeraldRapids] {
+        let host = Spec {
+            link: Fabric::infiniband("ndr"),
+            memory: Some(Memory::Host),
+            rails: Some(4),
+            platform: Some(platform),
+            ..Spec::default()
+        };
+        let parts = host.resolve().unwrap();
+        let lines: Vec<_> = parts.assumed.iter().filter(|line| line.contains("host memory")).collect();
+        assert!(
+            lines.len() == 1 && lines[0].contains("one socket") && lines[0].contains("--dram"),
+            "{lines:?}"
+        );
+        assert!(direct(&parts, 1 << 20).is_err());
+        assert!(direct(&Spec { memory_per_socket: Some(204.8), ..host }.resolve().unwrap(), 1 << 20).is_ok());
+    }
+}
+
+/// Host memory that limits a figure is listed once, unless it is stated.
+#[test]
+fn host_memory_that_limits_is_listed_once() {
+    let spec = Spec {
+        link: Fabric::infiniband("ndr"),
+        distance: Some(Distance::Pix),
+        platform: Some(Platform::SapphireRapids),
+        rails: Some(8),
+        gpus: Some(8),
+        ..Spec::default()
+    };
+    let lines = |spec: &Spec, size: u64| {
+        let found = report("any", &spec.resolve().unwrap(), &[size]);
+        found.parts.assumed.iter().filter(|line| line.contains("host memory")).count()
+    };
+    assert_eq!(lines(&spec, 1 << 30), 1);
+    assert_eq!(lines(&Spec { dram: Some(200.0), ..spec.clone() }, 1 << 30), 0);
+    assert_eq!(lines(&Spec { rails: Some(1), gpus: Some(1), ..spec.clone() }, 1 << 30), 0);
+    assert_eq!(lines(&Spec { memory: Some(Memory::Host), gpus: None, ..spec }, 1 << 30), 1);
+}
+
 /// A translating IOMMU is in the way of host memory and of staging, too.
 #[test]
 fn a_translating_iommu_stops_every_prediction() {

@@ -68,7 +68,7 @@ impl Platform {
         match self {
             // Four channels of DDR4-2400.
             Self::XeonOld => 76.8,
-            // Six channels of DDR4-2933.
+            // Six channels of DDR4-2933, where the model is unknown.
             Self::XeonSkylake => 140.8,
             // Eight channels of DDR5-4800, and of DDR5-5600.
             Self::SapphireRapids => 307.2,
@@ -81,13 +81,23 @@ impl Platform {
         }
     }
 
-    /// The same of one CPU, where its class or its model says how many channels it has. AMD's
-    /// generations differ by a factor of three, and its desktops have two channels.
+    /// Whether the CPUs of a class have different memory, so that it takes the model to know it.
+    /// AMD's generations differ by a factor of three, and its desktops have two channels.
+    #[must_use]
+    pub const fn memory_varies(self) -> bool {
+        matches!(self, Self::XeonSkylake | Self::EmeraldRapids | Self::Zen | Self::Other)
+    }
+
+    /// GB/s of one socket's memory, where the model of the CPU says how many channels it has.
     #[must_use]
     pub fn memory_of(cpu: &Cpu) -> Option<f64> {
         match Self::of(cpu) {
             Self::Other => None,
             Self::Zen if !cpu.name.contains("EPYC") => None,
+            // Eight channels of DDR4-3200: Ice Lake, which is in one class with Skylake.
+            Self::XeonSkylake if matches!(cpu.model, Some(106 | 108)) => Some(204.8),
+            // Granite Rapids and Sierra Forest: eight or twelve channels, of DDR5-6400 or MRDIMMs.
+            Self::EmeraldRapids if cpu.model != Some(207) => None,
             Self::Zen => match (cpu.family?, cpu.model?) {
                 // Eight channels: Naples with DDR4-2666, Rome and Milan with DDR4-3200.
                 (23, 1) => Some(170.6),
@@ -148,6 +158,28 @@ impl Platform {
             Self::Zen => "an AMD Zen",
             Self::Grace => "Grace",
             Self::Other => "this processor",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_follows_from_the_model_of_the_cpu() {
+        for (model, wanted) in [
+            (85, Some(140.8)),
+            (106, Some(204.8)),
+            (108, Some(204.8)),
+            (143, Some(307.2)),
+            (207, Some(358.4)),
+            (173, None),
+            (174, None),
+            (175, None),
+        ] {
+            let cpu = Cpu { vendor: "GenuineIntel".to_owned(), model: Some(model), ..Cpu::default() };
+            assert_eq!(Platform::memory_of(&cpu), wanted, "model {model}");
         }
     }
 }

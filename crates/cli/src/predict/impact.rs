@@ -21,6 +21,7 @@ pub(super) fn main(
 ) -> anyhow::Result<ExitCode> {
     let cluster = cluster(args, nodes, machine);
     let (found, refusal) = predicted(parts, &cluster)?;
+    let parts = &limited(parts, &found);
     if args.json {
         serde_json::to_writer_pretty(&mut *out, &json(args, nodes, machine, parts)?)?;
         writeln!(out)?;
@@ -50,7 +51,7 @@ pub(super) fn json(
         _ => (None, None),
     };
     Ok(serde_json::json!({
-        "schema": "nobounce-impact/1", "title": machine.title(args), "parts": parts, "cluster": cluster,
+        "schema": "nobounce-impact/1", "title": machine.title(args), "parts": limited(parts, &found), "cluster": cluster,
         "impact": found, "not_direct": not_direct, "not_predicted": not_predicted,
         "assumptions": ASSUMPTIONS, "unvalidated": parts.unvalidated(cluster.bytes),
     }))
@@ -63,6 +64,11 @@ fn predicted(parts: &Parts, cluster: &Cluster) -> anyhow::Result<(Vec<Impact>, O
         Err(why @ (ClusterError::NotDirect(_) | ClusterError::NoBasis(_))) => Ok((Vec::new(), Some(why))),
         Err(wrong) => Err(wrong.into()),
     }
+}
+
+/// The parts with what is assumed of host memory, where that limits an exchange.
+fn limited(parts: &Parts, found: &[Impact]) -> Parts {
+    parts.clone().with_limits(found.iter().flat_map(|one| [one.direct.binds, one.staged.binds]))
 }
 
 fn cluster(args: &PredictArgs, nodes: u32, machine: &Machine) -> Cluster {
@@ -169,9 +175,6 @@ fn text(
     }
     if !parts.assumed.is_empty() {
         let _ = writeln!(text, "- assumed: {}", parts.assumed.join("; "));
-    }
-    if !parts.dram_is_known {
-        let _ = writeln!(text, "- assumed: host memory of {:.0} GB/s; add --dram", parts.dram);
     }
     let unvalidated = parts.unvalidated(cluster.bytes);
     if !unvalidated.is_empty() {
