@@ -40,7 +40,7 @@ pub fn svg(report: &Report) -> String {
     let drawn: Vec<&Row> = report.rows.iter().filter(|row| row.size > 0).collect();
     // A curve that ends, or does not start, says why below the panels.
     let is_partial = drawn.iter().any(|row| row.direct.is_some() || row.staged.is_some());
-    let missing = if is_partial { missing(&drawn) } else { Vec::new() };
+    let missing = if is_partial { wrapped(&missing(&drawn), WIDTH - 56.0) } else { Vec::new() };
     let height = missing.iter().fold(HEIGHT, |height, _| height + LINE);
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\">\n\
@@ -87,6 +87,27 @@ fn missing(rows: &[&Row]) -> Vec<String> {
     let is_gpu = rows().any(|row| row.staged.is_some() || row.staged_not_predicted.is_some());
     let mut found = reasons(rows(), if is_gpu { "direct" } else { "host memory" }, Row::why_not);
     found.extend(reasons(rows(), "staged", Row::why_not_staged));
+    found
+}
+
+/// Lines of 13 pixels' letters that are no wider than this, broken at spaces; what continues a line
+/// is indented.
+pub(super) fn wrapped(lines: &[String], width: f64) -> Vec<String> {
+    // Sans-serif letters are half as wide as high, the widest text a fifth more.
+    let fits = |line: &str| line.chars().fold(0.0, |sum, _| sum + 13.0 * 0.6) <= width;
+    let mut found = Vec::new();
+    for line in lines {
+        let mut now = String::new();
+        for word in line.split(' ') {
+            let longer = if now.is_empty() { word.to_owned() } else { format!("{now} {word}") };
+            if fits(&longer) || now.is_empty() {
+                now = longer;
+            } else {
+                found.push(std::mem::replace(&mut now, format!("  {word}")));
+            }
+        }
+        found.push(now);
+    }
     found
 }
 
@@ -338,6 +359,12 @@ mod tests {
         {
             assert!(drawn.contains(wanted), "{wanted} is missing in\n{drawn}");
         }
+        // A reason of many words, as the doctor's, stays within the picture.
+        let unavailable = Some("no word of it is short ".repeat(20));
+        let long = Spec { unavailable, link: Fabric::infiniband("edr"), ..Spec::default() };
+        let drawn = svg(&report("long", &long.resolve().unwrap(), &sizes));
+        let letters = drawn.lines().filter(|line| line.starts_with("<text")).map(str::len);
+        assert!(letters.max().unwrap() < 300 && drawn.contains("no word of it"), "{drawn}");
         let tcp = Spec { link: "tcp:100".parse().ok(), ..Spec::default() };
         assert!(svg(&report("tcp", &tcp.resolve().unwrap(), &sizes)).contains("not predicted: TCP"));
     }

@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 
 use super::cluster::{Impact, Step};
+use super::plot::wrapped;
 use super::report::figure;
 
 const WIDTH: f64 = 1100.0;
 const LEFT: f64 = 190.0;
 const BAR: f64 = 400.0;
 const ROW: f64 = 64.0;
+const LINE: f64 = 20.0;
 
 /// The picture as SVG; with a reason in the place of bars where nothing is predicted.
 #[must_use]
@@ -18,7 +20,9 @@ pub fn svg(title: &str, found: &[Impact], not_predicted: Option<&str>) -> String
         .map(|one| one.staged.exchange_high_ms.max(one.direct.exchange_high_ms))
         .fold(0.0, f64::max);
     let rows = found.iter().fold(0.0, |count, _| count + 1.0);
-    let height = 90.0 + rows * ROW;
+    let why = not_predicted.map(|why| wrapped(&[why.to_owned()], WIDTH - 56.0)).unwrap_or_default();
+    let lines = why.iter().fold(0.0, |count, _| count + 1.0);
+    let height = 90.0 + rows * ROW + lines * LINE;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\">\n\
          <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
@@ -30,10 +34,11 @@ pub fn svg(title: &str, found: &[Impact], not_predicted: Option<&str>) -> String
         13,
         "time of one exchange and its interval; blue: direct, orange: staged; bus bandwidth, and the limit",
     );
-    if let Some(why) = not_predicted {
-        label(&mut text, (28.0, 82.0), 13, why);
-    }
     let mut top = 84.0;
+    for line in &why {
+        label(&mut text, (28.0, top - 2.0), 13, line);
+        top += LINE;
+    }
     for one in found {
         label(&mut text, (28.0, top + 24.0), 15, one.pattern.words());
         bar(&mut text, top, longest, "#0072b2", &one.direct);
@@ -106,6 +111,10 @@ mod tests {
         let drawn = svg("two nodes", &[one], None);
         assert!(drawn.contains("H590.0") && drawn.contains("(10.0 - 40.0)"), "{drawn}");
         let refused = svg("two nodes", &[], Some("not predicted: below 1 MiB"));
+        let long = format!("not predicted: {}the end", "a long reason ".repeat(30));
+        let drawn = svg("two nodes", &[], Some(&long));
+        let letters = drawn.lines().filter(|line| line.starts_with("<text")).map(str::len);
+        assert!(letters.max().unwrap() < 250 && drawn.contains("the end"), "{drawn}");
         assert!(refused.contains("not predicted: below 1 MiB") && !refused.contains("NaN"), "{refused}");
     }
 }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::basis::NoEstimate;
+use super::factor::Factor;
 use super::model::{Estimate, direct};
 use super::parts::{End, Memory, Parts};
 use super::staging::staged;
@@ -81,6 +82,8 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         .last();
     let is_direct = |row: &&Row| row.direct.is_some() || row.staged.is_some();
     let predicted: Vec<u64> = rows.iter().filter(is_direct).map(|row| row.size).collect();
+    let estimates = rows.iter().flat_map(|row| [&row.direct, &row.staged, &row.unpipelined]).flatten();
+    let limits: Vec<Factor> = estimates.flat_map(|one| [one.binds, one.stream_binds]).collect();
     Report {
         schema: SCHEMA,
         title: title.to_owned(),
@@ -89,7 +92,7 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         twice_as_fast_below,
         unvalidated: parts.unvalidated_of(predicted.into_iter()),
         upgrades: upgrades(parts, largest),
-        parts: parts.clone(),
+        parts: parts.clone().with_limits(limits.into_iter()),
     }
 }
 
@@ -279,16 +282,26 @@ impl Report {
             (true, false) => format!("at every predicted size, up to {to}"),
             (false, false) => format!("at every predicted size, from {from} to {to}"),
         };
+        let overlaps = |row: &Row| match (&row.direct, &row.staged) {
+            (Some(direct), Some(staged)) => direct.microseconds.high >= staged.microseconds.low,
+            _ => false,
+        };
+        let overlap = self.rows.iter().any(overlaps);
+        let is = if overlap { "is expected to be" } else { "is" };
         let line = match (self.staged_wins_from, self.twice_as_fast_below) {
             (Some(size), _) => format!(
                 "from {} on, staging in chunks is faster than the direct path; see the settings and upgrades below",
                 bytes(size)
             ),
             (None, Some(size)) => {
-                format!("the direct path is faster {sizes}, and at least twice as fast up to {}", bytes(size))
+                format!(
+                    "the direct path {is} faster {sizes}, and at least twice as fast up to {}",
+                    bytes(size)
+                )
             }
-            (None, None) => format!("the direct path is faster {sizes}"),
+            (None, None) => format!("the direct path {is} faster {sizes}"),
         };
+        let line = if overlap { format!("{line}; the bands overlap") } else { line };
         Some(match self.ends_at() {
             Some((last, why)) => format!("{line}; beyond {}, {why}", bytes(last)),
             None => line,
@@ -481,6 +494,21 @@ mod tests {
             assert!(text.contains("staged, 8 B to 1 MiB: not predicted: "), "{text}");
         }
         assert!(of(ndr, &[8, 1 << 20]).text().contains("faster at every size"));
+    }
+
+    /// The bands of both paths say whether one is certainly faster.
+    #[test]
+    fn a_comparison_says_whether_the_bands_overlap() {
+        let spec = Spec {
+            link: Fabric::infiniband("ndr"),
+            distance: Some(nobounce_topology::tree::Distance::Pix),
+            ..Spec::default()
+        };
+        let text = |sizes: &[u64]| report("any", &spec.resolve().unwrap(), sizes).text();
+        let (short, long) = (text(&[8]), text(&[8, 1 << 30]));
+        assert!(short.contains("direct path is faster") && !short.contains("overlap"), "{short}");
+        assert!(long.contains("is expected to be faster at every size"), "{long}");
+        assert!(long.contains("; the bands overlap"), "{long}");
     }
 
     #[test]

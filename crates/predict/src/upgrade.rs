@@ -120,7 +120,8 @@ fn changes(parts: &Parts) -> Vec<(String, bool, Parts)> {
     }
     if parts.mtu < parts.link.usual_mtu() {
         let mtu = parts.link.usual_mtu();
-        add(format!("a path MTU of {mtu} (Ethernet MTU 9000)"), true, &|parts| parts.mtu = mtu);
+        let ethernet = if parts.link.is_ethernet() { " (Ethernet MTU 9000)" } else { "" };
+        add(format!("a path MTU of {mtu}{ethernet}"), true, &|parts| parts.mtu = mtu);
     }
     if parts.queue_pairs == 1 {
         add("several queue pairs".to_owned(), true, &|parts| parts.queue_pairs = 4);
@@ -158,7 +159,12 @@ mod tests {
         assert_eq!(free.change, "relaxed ordering");
         assert!(free.factor() > 2.0);
         let small = Spec { mtu: Some(1024), link: "rocev2:100".parse().ok(), ..spec.clone() };
-        assert!(upgrades(&small.resolve().unwrap(), 8 << 20).iter().any(|one| one.change.contains("MTU")));
+        assert!(
+            upgrades(&small.resolve().unwrap(), 8 << 20).iter().any(|one| one.change.contains("MTU 9000"))
+        );
+        let infiniband = Spec { mtu: Some(256), ..spec.clone() };
+        let found = upgrades(&infiniband.resolve().unwrap(), 8 << 20);
+        assert!(found.iter().any(|one| one.change == "a path MTU of 4096"), "{found:?}");
         let good = upgrades(&spec.resolve().unwrap(), 8 << 20);
         assert!(good.iter().all(|one| !one.change.contains("Gen6")), "{good:?}");
         assert!(good.iter().any(|one| one.change.contains("rails")), "{good:?}");

@@ -389,7 +389,7 @@ impl Score {
             .map(|(kind, bias, count)| format!("{kind} {:+.1} % ({count})", bias * 100.0))
             .collect();
         format!(
-            "{} published figures of {} sources, each predicted without its source\n\
+            "{} of {} expressible figures of {} sources, each predicted without its source\n\
              not predicted: {} without a basis, {} with an assumed setting, {} that no option describes\n\
              within 5 % from 1 MiB on and 20 % below: {}\n\
              inside the printed interval: {}; mean of the sources: {}\n\
@@ -398,6 +398,7 @@ impl Score {
              limiting factor as the source names it: {} of {} figures\n\
              too optimistic: {}; of those out of bounds: {}\n",
             self.predicted,
+            self.predicted + self.no_basis + self.assumed,
             self.sources,
             self.no_basis,
             self.assumed,
@@ -436,5 +437,24 @@ mod tests {
             assert!((printed - held).abs() < 1e-9, "{count} sources: {printed}, held out {held}");
         }
         assert!(width(5, FEWEST_SOURCES + 1) >= LEAST_UNKNOWN);
+    }
+
+    /// The score names the figures that an option describes, scored or not.
+    #[test]
+    fn the_score_says_of_how_many_figures() {
+        let point = |unscored: &str| Point {
+            row: String::new(),
+            what: String::new(),
+            source: "one".to_owned(),
+            size: 8,
+            kind: "latency",
+            unit: "us",
+            measured: 1.0,
+            at_least: false,
+            predicted: None,
+            unscored: unscored.to_owned(),
+        };
+        let points = ["not predicted: TCP", "assumed: mtu", "one machine"].map(point);
+        assert!(score(&points).text().starts_with("0 of 2 expressible figures"), "{}", score(&points).text());
     }
 }
