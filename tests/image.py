@@ -70,7 +70,7 @@ class OfTheImage(unittest.TestCase):
         print(f"podman run true, median of {STARTS}: {with_device * 1e3:.0f} ms with the device, {without * 1e3:.0f} ms without; "
               f"first tenth {quick[0] * 1e3:.0f} ms and {quick[1] * 1e3:.0f} ms")
         # Other programs of the machine slow down most starts, and hardly the quickest ones.
-        self.assertLess(min(with_device - without, quick[0] - quick[1]), MOST_SECONDS)
+        self.assertLess(quick[0] - quick[1], MOST_SECONDS)
 
 
 clean_up_when_interrupted()
