@@ -82,6 +82,28 @@ fn a_cluster_shows_time_hours_and_money() {
         ["exchange_low_ms", "exchange_ms", "exchange_high_ms"].map(|name| direct[name].as_f64().unwrap());
     assert!(low <= expected && expected < high, "{direct}");
     assert!(json["not_predicted"].is_null());
+    assert_eq!(json["unvalidated"], serde_json::json!([]));
+    // Staging is bound by host memory, which was not stated: listed once.
+    assert_eq!(text.matches("host memory of").count(), 1, "{text}");
+    let given =
+        self::text(&["--link", "ib:ndr", "--distance", "PIX", "--nodes", "8", "--bytes", "14G", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&given).unwrap();
+    assert!(json["not_predicted"].as_str().unwrap().contains("add --dram"), "{json}");
+    let efa = [
+        "--link",
+        "efa:400",
+        "--distance",
+        "PIX",
+        "--dram",
+        "400",
+        "--nodes",
+        "8",
+        "--bytes",
+        "14G",
+        "--json",
+    ];
+    let json: serde_json::Value = serde_json::from_str(&self::text(&efa)).unwrap();
+    assert_eq!(json["unvalidated"], serde_json::json!(["EFA"]));
 }
 
 /// A refusal of a cluster is said once, and in every form of output.
