@@ -5,7 +5,7 @@ use crate::finding::Finding;
 use nobounce_topology::facts::Facts;
 
 /// Findings that the image, its start or its namespaces mend, or that name another side themselves.
-const NOT_OF_THE_HOST: [&str; 15] = [
+const NOT_OF_THE_HOST: [&str; 12] = [
     "no-libibverbs",
     "verbs-provider",
     "verbs-too-old",
@@ -13,13 +13,10 @@ const NOT_OF_THE_HOST: [&str; 15] = [
     "ucx-",
     "nccl-",
     "nic-other-namespace",
-    "security-denied",
-    "memlock",
     "gid-",
     "rails-",
     "mtu-",
     "ats-off",
-    "known-bad",
     // It runs doctor on the same path again.
     "storage-acs-unread",
 ];
@@ -31,6 +28,8 @@ pub(crate) fn name_the_side(facts: &Facts, findings: &mut [Finding]) {
     }
     let is_of_host = |finding: &&mut Finding| {
         (finding.needs_root || finding.needs_reboot)
+            // The limit of a namespace (memlock-userns) is that of its outer user.
+            && finding.id != "memlock"
             && !NOT_OF_THE_HOST.iter().any(|begin| finding.id.starts_with(begin))
     };
     for finding in findings.iter_mut().filter(is_of_host) {

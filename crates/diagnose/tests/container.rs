@@ -5,8 +5,7 @@
 mod cases;
 
 use nobounce_diagnose::diagnose;
-use nobounce_diagnose::finding::Finding;
-use nobounce_topology::facts::{Facts, Read};
+use nobounce_topology::facts::{Facts, Probe, Read};
 use nobounce_topology::machines;
 
 use cases::{all, apply};
@@ -22,39 +21,42 @@ fn containers() -> impl Iterator<Item = (String, Facts)> {
     })
 }
 
-/// What the image, its start or its namespaces mend.
-fn is_of_the_container(finding: &Finding) -> bool {
-    const IDS: [&str; 14] = [
-        "no-libibverbs",
-        "verbs-provider",
-        "verbs-too-old",
-        "wheel-",
-        "ucx-",
-        "nccl-",
-        "nic-other-namespace",
-        "security-denied",
-        "memlock",
-        "gid-",
-        "rails-",
-        "mtu-",
-        "ats-off",
-        "known-bad",
-    ];
-    IDS.iter().any(|begin| finding.id.starts_with(begin))
-}
+/// Words of fixes that change what all containers of a host share.
+const OF_THE_HOST: [&str; 14] = [
+    "modprobe",
+    "rmmod",
+    "modules-load.d",
+    "dkms",
+    "grubby",
+    "update-grub",
+    "setpci",
+    "mlxconfig",
+    "setsebool",
+    "outer user",
+    "upgrade the driver to 59",
+    "nv_peer_mem 1.2",
+    "gdrdrv to 2.4",
+    "kernel command line",
+];
+
+/// Words of fixes that the image or its start makes.
+const OF_THE_IMAGE: [&str; 6] =
+    ["ibverbs-providers", "libibverbs1", "rdma-core 34", "pip install", "LD_LIBRARY_PATH", "--ulimit"];
 
 #[test]
 fn fixes_in_a_container_name_the_side() {
     let (mut named, mut wrong) = (0, Vec::new());
     for (name, facts) in containers() {
         for finding in diagnose(&facts).findings {
-            let is_of_host = (finding.needs_root || finding.needs_reboot) && !is_of_the_container(&finding);
             // A chain's first finding also has the fixes of the others.
             let is_chain = finding.fix.iter().any(|fix| fix.starts_with("By "));
             for fix in finding.fix.iter().filter(|fix| !fix.contains("start the container")) {
-                let told = fix.to_lowercase().contains("on the host, not in the container");
-                named += u32::from(told);
-                if told != is_of_host && !is_chain {
+                let is_told = fix.to_lowercase().contains("on the host");
+                named += u32::from(is_told);
+                let needs = |words: &[&str]| words.iter().any(|word| fix.contains(word));
+                let is_of_host = finding.needs_reboot || needs(&OF_THE_HOST);
+                let is_of_image = !finding.needs_reboot && needs(&OF_THE_IMAGE);
+                if !is_chain && (is_of_host && !is_told || is_of_image && is_told) {
                     wrong.push(format!("{name}: {}: {fix}", finding.id));
                 }
                 assert!(!fix.contains("container: on the host"), "{fix}");
@@ -64,6 +66,23 @@ fn fixes_in_a_container_name_the_side() {
     wrong.sort();
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(named > 150, "{named} fixes name the host");
+}
+
+#[test]
+fn limits_and_policies_of_the_host_are_named() {
+    let mut facts = machines::machine("dgx-h100").unwrap();
+    facts.process.container = Read::Yes(Some("podman".to_owned()));
+    facts.process.user_namespace = Read::Yes(true);
+    facts.process.mlock_probe = Read::Yes(Probe::failed(Some(12), "Cannot allocate memory"));
+    facts.kernel.log =
+        Read::Yes(vec!["avc:  denied  { read } path=\"/dev/infiniband/uverbs0\" tclass=chr_file".to_owned()]);
+    let findings = diagnose(&facts).findings;
+    for (id, word) in [("memlock-userns", "outer user"), ("security-denied", "setsebool")] {
+        let finding = findings.iter().find(|finding| finding.id == id).unwrap();
+        let is_told =
+            |fix: &String| fix.starts_with("on the host, not in the container") && fix.contains(word);
+        assert!(finding.fix.iter().any(is_told), "{finding:#?}");
+    }
 }
 
 #[test]

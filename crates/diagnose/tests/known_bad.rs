@@ -105,3 +105,18 @@ fn every_row_changes_a_plan() {
     );
     assert!(nccl(&found).text.contains("queue pairs"), "{found:#?}");
 }
+
+#[test]
+fn the_patch_level_of_gdrdrv_is_the_hosts() {
+    let mut set = vec![
+        ("/kernel/modules/gdrdrv", json!({"version": "2.4"})),
+        ("/libraries/gdrapi", json!({"version": "2.4.1"})),
+    ];
+    let bad = |set: &[(&str, Value)]| {
+        of("dgx-h100", set).findings.into_iter().find(|f| f.id == "known-bad" && f.title.contains("gdrdrv"))
+    };
+    assert_eq!(bad(&set).unwrap().evidence[0].value, "libgdrapi 2.4.1");
+    // The image's library may be of another release.
+    set.push(("/process/container", json!("docker")));
+    assert!(bad(&set).is_none());
+}

@@ -30,15 +30,17 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         about && (line.contains("avc:") && line.contains("denied") || line.contains("apparmor=\"denied\""))
     };
     if let Some(line) = lines.iter().find(denied) {
-        let (name, fix) = if line.to_ascii_lowercase().contains("apparmor") {
+        let (name, confirm, fix) = if line.to_ascii_lowercase().contains("apparmor") {
             (
                 "AppArmor",
-                "start the container with `--security-opt apparmor=unconfined`   (to confirm; then allow the file in its profile)",
+                "start the container with `--security-opt apparmor=unconfined`   (to confirm)",
+                "allow the file in the profile: `sudo aa-status` lists them",
             )
         } else {
             (
                 "SELinux",
-                "start the container with `--security-opt label=disable`   (to confirm; then allow it by a policy: container_use_devices)",
+                "start the container with `--security-opt label=disable`   (to confirm)",
+                "allow it by the policy: `sudo setsebool -P container_use_devices on`",
             )
         };
         found.push(
@@ -49,6 +51,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             )
             .why("Mode and owner of the device file allow it, and opening or mapping it fails all the same.")
             .seen("kernel log", line.trim())
+            .fix(confirm)
             .fix(fix)
             .root(),
         );

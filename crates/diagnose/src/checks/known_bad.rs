@@ -63,7 +63,8 @@ impl Part {
         }
     }
 
-    fn version(self, analysis: &Analysis<'_>) -> Option<(Version, String)> {
+    /// The version, and its source where that is not the part itself.
+    fn version(self, analysis: &Analysis<'_>) -> Option<(Version, String, Option<&'static str>)> {
         let facts = analysis.facts;
         let module = |name: &str| facts.kernel.modules.known()?.get(name)?.version.clone();
         let text = match self {
@@ -73,22 +74,29 @@ impl Part {
             Self::Kernel => facts.kernel.release.clone(),
             Self::NvPeerMem => module("nv_peer_mem")?,
             Self::GdrDrv => {
-                // The module tells no patch level; libgdrapi of the same release does.
+                // The module tells no patch level; libgdrapi of the same release does, where it is
+                // the host's.
                 let module = module("gdrdrv")?;
                 let library = facts.libraries.gdrapi.known().and_then(Option::as_ref);
                 let release = format!("{module}.");
-                library
+                let patch = library
+                    .filter(|_| !facts.is_container())
                     .and_then(|library| library.version.clone())
-                    .filter(|version| version.starts_with(&release))
-                    .unwrap_or(module)
+                    .filter(|version| version.starts_with(&release));
+                if let Some(patch) = patch {
+                    return Some((version_of(&patch)?, patch, Some("libgdrapi")));
+                }
+                module
             }
             Self::Verbs => facts.libraries.verbs.known()?.as_ref()?.version.clone()?,
             Self::Slingshot => {
                 let mut drivers = facts.nics.iter().filter_map(|nic| nic.driver.as_deref());
-                return drivers.any(|driver| driver.starts_with("cxi")).then(|| ([0; 3], "(cxi)".to_owned()));
+                return drivers
+                    .any(|driver| driver.starts_with("cxi"))
+                    .then(|| ([0; 3], "(cxi)".to_owned(), None));
             }
         };
-        Some((version_of(&text)?, text))
+        Some((version_of(&text)?, text, None))
     }
 }
 
@@ -328,19 +336,25 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         .iter()
         .filter(|row| has_nic || matches!(row.part, Part::GdrDrv))
         .filter_map(|row| {
-            let (version, text) = row.part.version(analysis)?;
-            ((row.since..row.before).contains(&version) && (row.with)(analysis)).then_some((row, text))
+            let (version, text, source) = row.part.version(analysis)?;
+            ((row.since..row.before).contains(&version) && (row.with)(analysis))
+                .then_some((row, text, source))
         })
-        .map(|(row, text)| {
+        .map(|(row, text, source)| {
             let finding = Finding::new(
                 "known-bad",
                 Severity::Warning,
                 format!("{} {text} {}", row.part.name(), row.happens),
             )
             .why("This combination of versions is reported in public.")
-            .seen("version", format!("{} {text}", row.part.name()))
+            .seen("version", format!("{} {text}", source.unwrap_or(row.part.name())))
             .seen("report", row.source)
             .fix(row.fix);
+            let finding = match row.part {
+                Part::Driver | Part::Kernel => finding.reboot(),
+                Part::NvPeerMem | Part::GdrDrv => finding.root(),
+                Part::Nccl | Part::Ucx | Part::Verbs | Part::Slingshot => finding,
+            };
             match row.strikes {
                 Strikes::Library(library) => finding.of_library(library).blocks().on(devices()),
                 Strikes::LibraryIf(is_certain, library) if is_certain(facts) => {
