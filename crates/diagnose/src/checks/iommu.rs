@@ -81,10 +81,11 @@ pub(super) fn passthrough(facts: &Facts) -> &'static str {
     }
 }
 
-/// Adds words to the kernel command line, with the tools of both families of distributions.
+/// Adds words to the kernel command line behind those that are there, with the tools of both families
+/// of distributions. Earlier words about the IOMMU go: a later one would outweigh these.
 pub(super) fn boot_with(words: &str) -> String {
     format!(
-        "`sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{words} /' /etc/default/grub && sudo update-grub`   (Debian, Ubuntu), or `sudo grubby --update-kernel=ALL --args='{words}'`   (RHEL, Fedora); then `sudo reboot`"
+        "`sudo sed -Ei '/^GRUB_CMDLINE_LINUX/s/([ \"])((intel|amd)_)?iommu(\\.passthrough)?=[^ \"]*/\\1/g; s/^(GRUB_CMDLINE_LINUX=\"[^\"]*)/\\1 {words}/' /etc/default/grub && sudo update-grub`   (Debian, Ubuntu), or `sudo grubby --update-kernel=ALL --remove-args='iommu intel_iommu amd_iommu iommu.passthrough' --args='{words}'`   (RHEL, Fedora); then `sudo reboot`"
     )
 }
 
@@ -185,4 +186,36 @@ fn ats_off(names: &[String]) -> Finding {
 fn iommu_words(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().filter(|word| word.contains("iommu")).collect();
     if words.is_empty() { "no IOMMU option".to_owned() } else { words.join(" ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn the_last_word_about_the_iommu_is_ours() {
+        let fix = super::boot_with("intel_iommu=on iommu=pt");
+        let script = fix.split("sed -Ei '").nth(1).unwrap().split('\'').next().unwrap();
+        let before = "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet iommu.passthrough=0\"\nGRUB_CMDLINE_LINUX=\"intel_iommu=off iommu=nopt ro vfio_iommu_type1.x=1\"\nX=iommu=1\n";
+        let mut sed = Command::new("sed")
+            .args(["-E", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        sed.stdin.take().unwrap().write_all(before.as_bytes()).unwrap();
+        let after = String::from_utf8(sed.wait_with_output().unwrap().stdout).unwrap();
+        let lines: Vec<String> =
+            after.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(
+            lines,
+            [
+                "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet \"",
+                "GRUB_CMDLINE_LINUX=\" ro vfio_iommu_type1.x=1 intel_iommu=on iommu=pt\"",
+                "X=iommu=1"
+            ]
+        );
+        assert!(fix.contains("--remove-args='iommu intel_iommu amd_iommu iommu.passthrough'"), "{fix}");
+    }
 }
