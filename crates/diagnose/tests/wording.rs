@@ -264,14 +264,27 @@ fn a_refused_pair_names_the_adapters_that_register() {
     let text = said(&machine);
     let wanted = "NCCL_IB_HCA==mlx5_0,mlx5_1 UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1";
     assert!(text.contains("Processes of GPU 0") && text.contains(wanted), "{text}");
+    // Ports that are active, and no adapter that refused the GPU otherwise.
+    let mut first = machine.nics[0].ports[0].clone();
+    first.number = 2;
+    machine.nics[0].ports.push(first);
+    machine.nics[0].ports[0].state = "DOWN".to_owned();
+    let mut other = machine.registrations[2].clone();
+    (other.way, other.probe.ok) = ("peermem".to_owned(), true);
+    other.bytes = 4096;
+    machine.registrations.push(other);
+    let text = said(&machine);
+    let wanted = "NCCL_IB_HCA==mlx5_0,mlx5_1 UCX_NET_DEVICES=mlx5_0:2,mlx5_1:1";
+    assert!(text.contains("Processes of GPU 0") && text.contains(wanted), "{text}");
 }
 
 #[test]
 fn words_of_the_kernel_command_line_come_with_a_command() {
     let translated = [("/pci/*/iommu", json!({"group": 7, "kind": "DMA-FQ"}))];
     let text = said(&facts("dgx-h100", &[], &translated));
-    assert!(text.contains("/&intel_iommu=on iommu=pt /' /etc/default/grub && sudo update-grub"), "{text}");
-    assert!(text.contains("sudo grubby --update-kernel=ALL --args='intel_iommu=on iommu=pt'"), "{text}");
+    assert!(text.contains("intel_iommu=on iommu=pt/' /etc/default/grub && sudo update-grub"), "{text}");
+    let grubby = "sudo grubby --update-kernel=ALL --remove-args='iommu intel_iommu";
+    assert!(text.contains(grubby) && text.contains("--args='intel_iommu=on iommu=pt'"), "{text}");
 }
 
 #[test]
@@ -286,4 +299,18 @@ fn the_open_module_is_of_the_drivers_branch() {
         let text = said(&facts("dgx-a100", &[], &set));
         assert!(text.contains(&format!("sudo apt install {package}")), "{version}: {text}");
     }
+}
+
+#[test]
+fn a_driver_without_the_call_is_no_fault_of_the_pair() {
+    let mut machine = machines::machine("dgx-h100").unwrap();
+    let gpu = machine.gpus[0].address.clone();
+    let registration = |nic: &str, ok: bool| {
+        json!({"gpu": gpu, "nic": nic, "way": "dma-buf", "bytes": 2_097_152,
+            "probe": {"ok": ok, "errno": 95, "detail": "Operation not supported"}})
+    };
+    let all = json!([registration("mlx5_0", true), registration("mlx5_2", false)]);
+    machine.registrations = serde_json::from_value(all).unwrap();
+    let text = said(&machine);
+    assert!(text.contains("Operation not supported") && !text.contains("registration-pair"), "{text}");
 }

@@ -139,8 +139,9 @@ pub fn no_p2pdma(facts: &Facts) -> Option<(&'static str, String)> {
 pub fn refusal(facts: &Facts, failed: &Registration, elsewhere: bool) -> Answer {
     let why = format!("{} refused the exported dma-buf: {}", failed.nic, failed.probe.detail);
     match (failed.probe.errno, no_p2pdma(facts)) {
-        _ if elsewhere => Answer::No("registration-pair", why),
+        // The adapter's driver lacks the call, whatever others do.
         (Some(EOPNOTSUPP | EPROTONOSUPPORT), _) => Answer::No("dmabuf-nic", why),
+        _ if elsewhere => Answer::No("registration-pair", why),
         (_, Some((id, cause))) => Answer::No(id, cause),
         _ => Answer::No("dmabuf-register", why),
     }

@@ -187,19 +187,27 @@ impl Case<'_> {
             }
         }
         let works = |gpu: &Gpu| {
+            let refuses = |name: &str| {
+                self.cause.pairs.iter().any(|pair| pair.gpu.address == gpu.address && pair.nic.name == name)
+            };
             let mut names: Vec<&str> = Vec::new();
             for registration in facts.registrations.iter().filter(|r| r.gpu == gpu.address && r.probe.ok) {
-                if !names.contains(&registration.nic.as_str()) {
+                if !names.contains(&registration.nic.as_str()) && !refuses(&registration.nic) {
                     names.push(&registration.nic);
                 }
             }
             names
         };
+        let ports_of = |name: &str| -> Vec<String> {
+            let ports = facts.nics.iter().filter(|nic| nic.name == name).flat_map(|nic| &nic.ports);
+            let active = ports.filter(|port| port.may_be_active());
+            active.map(|port| format!("{name}:{}", port.number)).collect()
+        };
         let settings: Vec<String> = gpus
             .iter()
             .map(|gpu| {
                 let names = works(gpu);
-                let ports: Vec<String> = names.iter().map(|name| format!("{name}:1")).collect();
+                let ports: Vec<String> = names.iter().flat_map(|name| ports_of(name)).collect();
                 let (names, ports) = (names.join(","), ports.join(","));
                 // `=` takes the names as they are, not as beginnings.
                 format!("processes of {}: `NCCL_IB_HCA=={names} UCX_NET_DEVICES={ports}`", gpu.label())
