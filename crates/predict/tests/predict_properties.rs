@@ -149,7 +149,8 @@ prop_compose! {
 fn is_known(parts: &Parts, size: u64) -> bool {
     let is_short = parts.software == Software::Nccl && size < 1 << 20;
     let is_zen = parts.platform == Platform::Zen && parts.gpu_over_pcie() && parts.through_processor();
-    !is_short && !(is_zen && parts.software != Software::Nobounce)
+    let is_refused = is_zen && parts.software != Software::Nobounce;
+    !(is_short || is_refused)
 }
 
 /// Time and rate of the direct way.
