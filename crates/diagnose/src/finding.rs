@@ -73,11 +73,46 @@ pub enum FixPart {
 
 /// Splits a fix at its backticks.
 fn fix_parts(text: &str) -> Vec<FixPart> {
-    let parts = text.split('`').enumerate().map(|(nth, part)| match nth % 2 {
-        1 => FixPart::Command(part.to_owned()),
-        _ => FixPart::Remark(remark(part)),
-    });
-    parts.filter(|part| !matches!(part, FixPart::Remark(text) if text.is_empty())).collect()
+    let mut parts: Vec<FixPart> = Vec::new();
+    for (nth, part) in text.split('`').enumerate() {
+        let next = match nth % 2 {
+            1 if part.starts_with('-') => option(part, &mut parts),
+            1 if is_assignment(part) => FixPart::Command(format!("export {part}")),
+            1 => FixPart::Command(part.to_owned()),
+            _ => FixPart::Remark(remark(part)),
+        };
+        parts.push(next);
+    }
+    parts.retain(|part| !matches!(part, FixPart::Remark(text) if text.is_empty()));
+    parts
+}
+
+/// Options of a container's start are no command of their own. The words before them go.
+fn option(text: &str, parts: &mut Vec<FixPart>) -> FixPart {
+    let before = match parts.pop() {
+        Some(FixPart::Remark(before)) => before,
+        Some(command) => {
+            parts.push(command);
+            String::new()
+        }
+        None => String::new(),
+    };
+    FixPart::Remark(match before.strip_suffix("tart the container with") {
+        Some("S") => format!("Add to docker run: {text}"),
+        Some(before) => format!("{}add to docker run: {text}", before.strip_suffix('s').unwrap_or(before)),
+        None if before.is_empty() => format!("Option: {text}"),
+        None => format!("{before} {text}"),
+    })
+}
+
+/// Whether all words are assignments, which as a command would set nothing for the program.
+fn is_assignment(text: &str) -> bool {
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+    };
+    !text.is_empty()
+        && text.split(' ').all(|word| word.split_once('=').is_some_and(|(name, _)| is_name(name)))
 }
 
 /// The words between two commands as a sentence: without the marks and brackets around commands.
@@ -290,6 +325,18 @@ mod tests {
         assert_eq!(parts("`a`   (bnxt_re, irdma)"), r#"[{"command":"a"},{"remark":"bnxt_re, irdma"}]"#);
         let of_none = Finding::new("port-down", Severity::Error, "").fix("check the cable; ``").fix("``");
         assert_eq!(of_none.fix, ["check the cable"]);
+        assert_eq!(
+            parts("start the container with `--network host`   (to confirm)"),
+            r#"[{"remark":"Add to docker run: --network host"},{"remark":"To confirm"}]"#
+        );
+        assert_eq!(
+            parts("`A`, then in a pod: start the container with `--ipc=host`"),
+            r#"[{"command":"A"},{"remark":"Then in a pod: add to docker run: --ipc=host"}]"#
+        );
+        assert_eq!(
+            parts("`NCCL_IB_HCA==mlx5_0 UCX_TLS=^rc`; `FOO=1 program`"),
+            r#"[{"command":"export NCCL_IB_HCA==mlx5_0 UCX_TLS=^rc"},{"command":"FOO=1 program"}]"#
+        );
         assert_eq!(parts("use a current NCCL"), r#"[{"remark":"Use a current NCCL"}]"#);
     }
 }
