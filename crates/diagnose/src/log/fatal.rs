@@ -34,7 +34,7 @@ impl Status {
     }
 }
 
-/// Every status but success.
+/// Every fatal status. 0 is success, and 23 (`TM_RNDV_INCOMPLETE`) leaves a rendezvous to software.
 const STATUSES: [Status; 22] = [
     Status {
         number: 1,
