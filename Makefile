@@ -147,9 +147,10 @@ check-format: ## Formatting, changing nothing
 check-tree: ## The rules of CONTRIBUTING.md that a script can see
 	@tools/check-tree
 
-check-lints: ## clippy with warnings denied
+check-lints: ## clippy with warnings denied; of the image's programs as well, which have fewer features
 	@if cargo clippy --version >/dev/null 2>&1; then \
-		cargo clippy $(LOCKED) --workspace --all-targets -- -D warnings; \
+		cargo clippy $(LOCKED) --workspace --all-targets -- -D warnings && \
+		cargo clippy $(LOCKED) -p nobounce-cli -p nobounce-device-plugin --no-default-features -- -D warnings; \
 	else tools/waive clippy "clippy is not installed (rustup component add clippy)"; fi
 
 # The stand-in's knobs are one set for a process: nextest gives each test a process, cargo test at least its turn.

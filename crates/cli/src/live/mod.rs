@@ -13,11 +13,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nobounce::nic::soft::{last_snapshot, live_folder};
 use serde_json::{Value, json};
 
-#[cfg(feature = "top")]
-pub(crate) use self::device::State;
-pub(crate) use self::device::{Device, Moved, PATHS};
+pub(crate) use self::device::{Device, Moved, PATHS, State};
 pub(crate) use self::redact::Redactor;
-pub(crate) use self::status::{FAILURES, meaning};
+pub(crate) use self::status::FAILURES;
+#[cfg(feature = "top")]
+pub(crate) use self::status::meaning;
 
 /// Devices that are open, and those that ended in the last minutes; none without a runtime
 /// directory.
