@@ -24,11 +24,21 @@ impl<'a> Source<'a> {
         Self { file, direct: file.direct().and_then(|direct| Some((direct, file.mapping(end).ok()?))) }
     }
 
+    /// Of which all pieces count as cached.
+    pub(super) const fn cached(file: &'a File) -> Self {
+        Self { file, direct: None }
+    }
+
     /// The descriptor for a piece that is not in the page cache, if it can be read past it.
     pub(super) fn cold(&self, piece: &Piece) -> Option<&'a Direct> {
         let (direct, cache) = self.direct.as_ref()?;
         let place = usize::try_from(piece.file).unwrap_or(usize::MAX);
         (!cache.is_resident(place..place.saturating_add(piece.wanted.end))).then_some(*direct)
+    }
+
+    /// A failure of this piece.
+    pub(super) fn failed(&self, piece: &Piece, why: &'static str) -> FileError {
+        self.file.failed("read", piece.file, io::Error::other(why))
     }
 
     /// Fills the wanted bytes of a buffer, which has room for whole units of the alignment: past the

@@ -14,7 +14,7 @@ use nobounce_memory::gpu::copy_engine::CopyEngine;
 
 use super::error::FileError;
 use super::load::Source;
-use super::open::{Direct, File};
+use super::open::Direct;
 use super::pieces::{PIECE, Piece, pieces};
 use super::windowed::CacheWindow;
 use crate::gpu_access;
@@ -28,9 +28,8 @@ const THREADS: usize = 8;
 pub(super) struct LongRead<'a> {
     memory: &'a GpuMemory,
     source: Source<'a>,
-    /// For pieces in the page cache, or for all.
+    /// For pieces in the page cache.
     window: Option<CacheWindow<'a>>,
-    only_window: bool,
     pieces: Vec<Piece>,
     /// The piece that the next thread takes.
     next: AtomicUsize,
@@ -42,20 +41,13 @@ impl<'a> LongRead<'a> {
     /// bytes are staged.
     pub(super) fn new(
         memory: &'a GpuMemory,
-        file: &'a File,
+        source: Source<'a>,
         window: Option<CacheWindow<'a>>,
         at: u64,
         range: Range<usize>,
     ) -> Self {
-        let source = Source::of(file, at, range.len());
         let pieces = pieces(at, range.start, range.len()).collect();
-        Self { memory, source, window, only_window: false, pieces, next: 0.into(), staged: 0.into() }
-    }
-
-    /// Stores all pieces through the window. The page cache fills.
-    pub(super) const fn only_window(mut self) -> Self {
-        self.only_window = true;
-        self
+        Self { memory, source, window, pieces, next: 0.into(), staged: 0.into() }
     }
 
     /// Reads. On return, kernels see the bytes; returns how many were staged.
@@ -90,7 +82,7 @@ impl<'a> LongRead<'a> {
     fn read_pieces(&self) -> Result<(), FileError> {
         let mut engine = None;
         while let Some(piece) = self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            let cold = if self.only_window { None } else { self.source.cold(piece) };
+            let cold = self.source.cold(piece);
             match &self.window {
                 Some(window) if cold.is_none() => window.store_piece(piece)?,
                 _ => {
@@ -109,8 +101,8 @@ impl<'a> LongRead<'a> {
     /// Reads a piece into the pinned buffer, and copies it to its place.
     fn stage(&self, engine: &CopyEngine, piece: &Piece, cold: Option<&Direct>) -> Result<(), FileError> {
         let mut chunk = gpu_access::patient_chunk(engine, PIECE)?;
-        // A chunk that was just taken has no clones.
-        chunk.get_mut().map_or(Ok(()), |room| self.source.load(piece, cold, room))?;
+        let room = chunk.get_mut().ok_or_else(|| self.source.failed(piece, "its pinned buffer is in use"))?;
+        self.source.load(piece, cold, room)?;
         let copy = engine.start_write_from(self.memory, piece.memory, chunk, piece.wanted.clone())?;
         gpu_access::wait(engine, copy, PIECE)?;
         Ok(())

@@ -8,6 +8,7 @@ use nobounce_memory::path::{Mechanism, Reason, Require};
 
 use super::FileOptions;
 use super::error::FileError;
+use super::load::Source;
 use super::long::LongRead;
 use super::open::File;
 use super::pieces::PIECE;
@@ -95,7 +96,8 @@ impl GpuRead<'_> {
             if direct {
                 return Err(FileError::NotDirect { name: self.file.name().to_owned(), reason });
             }
-            let staged = LongRead::new(self.memory, self.file, None, offset, range).run()?;
+            let source = Source::of(self.file, offset, len);
+            let staged = LongRead::new(self.memory, source, None, offset, range).run()?;
             report.count_staged(&reason, staged);
             return Ok(());
         };
@@ -104,8 +106,9 @@ impl GpuRead<'_> {
         }
         let window = CacheWindow::new(window, self.file, offset, len)?;
         let staged = if len > PIECE {
-            let read = LongRead::new(self.memory, self.file, Some(window), offset, range);
-            if direct { read.only_window().run()? } else { read.run()? }
+            // A direct path is the window's: the page cache fills.
+            let source = if direct { Source::cached(self.file) } else { Source::of(self.file, offset, len) };
+            LongRead::new(self.memory, source, Some(window), offset, range).run()?
         } else {
             window.store(range.start, offset, len)?;
             window.finish()?;
