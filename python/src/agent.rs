@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::connecting::Connecting;
 use crate::failure::{check_process, of_agent, raise};
-use crate::memory::Memory;
+use crate::memory::{Memory, required};
 use crate::peer::Peer;
 use crate::transfer::{duration, wait};
 
@@ -43,13 +43,7 @@ impl Agent {
         silence: f64,
         require: Option<&str>,
     ) -> PyResult<Self> {
-        let require = match require {
-            None => Require::Any,
-            Some("direct") => Require::Direct,
-            Some(other) => {
-                return Err(raise("Error", format!("require={other:?}: expected \"direct\" or None")));
-            }
-        };
+        let require = required(require)?.unwrap_or(Require::Any);
         let options = AgentOptions { lanes, silence: duration(Some(silence)), ..AgentOptions::default() };
         let opened = py.detach(|| -> Result<_, AgentError> {
             let device = match device {

@@ -11,7 +11,7 @@ use nobounce_transfer::{AgentOptions, Foreign};
 use pyo3::prelude::*;
 
 use crate::failure::{check_process, raise};
-use crate::memory::Memory;
+use crate::memory::{Memory, required};
 use crate::transfer::{duration, wait};
 
 /// Bytes by path, and staged bytes by reason.
@@ -50,15 +50,6 @@ fn of_client(error: &ClientError) -> PyErr {
 /// Memory of a Python object that the caller holds: address, bytes, whether it is of a GPU.
 type Place = (u64, usize, bool);
 
-/// Whether a call requires a direct path.
-fn is_direct_required(require: Option<&str>) -> PyResult<bool> {
-    match require {
-        None => Ok(false),
-        Some("direct") => Ok(true),
-        Some(other) => Err(raise("Error", format!("require={other:?}: expected \"direct\" or None"))),
-    }
-}
-
 /// Reads a file into memory, or writes memory into a file.
 #[pyfunction]
 pub(crate) fn move_file(
@@ -69,8 +60,7 @@ pub(crate) fn move_file(
     place: Place,
     require: Option<&str>,
 ) -> PyResult<Moved> {
-    let require =
-        if is_direct_required(require)? { Require::Direct } else { FileOptions::from_env().require };
+    let require = required(require)?.unwrap_or(FileOptions::from_env().require);
     let (address, len, is_gpu) = place;
     let run = || -> Result<FileReport, PyErr> {
         let file = if is_read { File::open(path) } else { File::create(path) };
@@ -166,14 +156,14 @@ impl Files {
         require: Option<&str>,
     ) -> PyResult<Memory> {
         let client = self.client()?;
-        let is_direct_required = is_direct_required(require)?;
+        let require = required(require)?;
         let memory = Foreign { addr: address, len: nbytes, is_gpu, is_read_only };
         let owner: nobounce_transfer::Owner = Box::new(owner);
         // SAFETY: the package has taken address and length from the owner, which lives as long.
         let view = py.detach(|| unsafe { client.agent().register_raw(&memory, Some(owner)) });
         let view = view.map_err(|error| raise("Error", error.to_string()))?;
         let paths = view.region().paths();
-        if is_direct_required && !paths.inbound.is_direct() {
+        if require == Some(Require::Direct) && !paths.inbound.is_direct() {
             return Err(raise("NotDirect", format!("bytes of the file would be {}", paths.inbound)));
         }
         Ok(Memory { view })

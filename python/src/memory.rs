@@ -1,9 +1,19 @@
 //! Registered memory of Python objects.
 
+use nobounce::Require;
 use nobounce_transfer::View;
 use pyo3::prelude::*;
 
 use crate::failure::raise;
+
+/// What an argument `require` says: "direct" or nothing.
+pub(crate) fn required(require: Option<&str>) -> PyResult<Option<Require>> {
+    match require {
+        None => Ok(None),
+        Some("direct") => Ok(Some(Require::Direct)),
+        Some(other) => Err(raise("Error", format!("require={other:?}: expected \"direct\" or None"))),
+    }
+}
 
 #[pyclass(frozen, module = "nobounce")]
 #[derive(Debug)]
