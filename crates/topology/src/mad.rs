@@ -21,7 +21,7 @@ const DATA: usize = 64;
 const INITIAL_PATH: usize = 128;
 const SWITCH: u8 = 2;
 
-/// What is asked for.
+/// The attribute that a request reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attribute {
     /// The kind of device, and the port that the request entered.

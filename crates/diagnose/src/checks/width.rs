@@ -25,7 +25,7 @@ fn widest(own: &[u32], other: &[u32]) -> u32 {
     own.iter().filter(|lanes| other.contains(lanes)).copied().max().unwrap_or(0)
 }
 
-/// The judgement of an active InfiniBand port.
+/// The width of an active InfiniBand port, against what both ends support.
 pub(super) fn of(port: &Port) -> Width {
     let own = port.own_end.known();
     let Some(active) = own.and_then(|end| end.active).or(port.lanes) else { return Width::Unknown };

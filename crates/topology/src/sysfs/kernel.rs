@@ -245,7 +245,7 @@ fn nvidia(root: &Root) -> Read<Option<NvidiaModule>> {
 fn gdrdrv(root: &Root, modules: &Read<BTreeMap<String, Module>>) -> Read<Option<Gdrdrv>> {
     let module = match modules {
         Read::Yes(modules) => modules.get("gdrdrv"),
-        // Why the list is not known is told there.
+        // `modules` has the reason.
         Read::No(_) => return Read::default(),
     };
     Read::Yes(module.map(|module| {
