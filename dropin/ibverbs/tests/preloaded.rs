@@ -26,6 +26,17 @@ fn preloaded(runtime: &Path, program: &str, arguments: &[&str]) -> Command {
     command
 }
 
+/// The library of paths, alone, in a folder as it is installed.
+fn paths_alone(folder: &Folder, with_verbs: bool) -> PathBuf {
+    let installed = folder.path().join(if with_verbs { "both" } else { "one" });
+    fs::create_dir(&installed).unwrap();
+    fs::copy(paths(), installed.join("libnobounce-paths.so")).unwrap();
+    if with_verbs {
+        fs::copy(library(), installed.join("libibverbs.so.1")).unwrap();
+    }
+    installed.join("libnobounce-paths.so")
+}
+
 fn output(command: &mut Command) -> (String, Output) {
     let ran = command.output().expect("the program starts");
     (String::from_utf8_lossy(&ran.stdout).into_owned(), ran)
@@ -48,6 +59,30 @@ fn glibc_2_34_is_enough() {
         let needed = Command::new("readelf").arg("--dynamic").arg(&library).output().expect("readelf");
         assert!(!String::from_utf8_lossy(&needed.stdout).contains("libgcc_s"), "{}", library.display());
     }
+}
+
+#[test]
+fn the_library_of_paths_finds_the_other_beside_it() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("alone");
+    let runtime = folder.path().join("runtime");
+    fs::create_dir(&runtime).unwrap();
+    let listing = |paths: &Path, program: &str, arguments: &[&str]| {
+        let mut command = preloaded(&runtime, program, arguments);
+        let (text, ran) = output(command.env("LD_PRELOAD", paths));
+        (text, String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    let alone = paths_alone(&folder, true);
+    let (text, said) = listing(&alone, "ls", &["/sys/class/infiniband"]);
+    assert_eq!(text, "nb0\nnb1\n", "{said}");
+    // rdma-core's own, which the program is linked with, stays without a device, and the reason is given.
+    let (text, said) = listing(&alone, "ibv_devices", &[]);
+    assert!(!text.contains("nb0") && said.contains("another libibverbs"), "{text} {said}");
+    assert_eq!(made(&runtime), 1);
+    let (text, _) = listing(&paths_alone(&folder, false), "ls", &["/sys/class/infiniband"]);
+    assert!(!text.contains("nb0"), "{text}");
 }
 
 #[test]
