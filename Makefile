@@ -24,7 +24,7 @@ LOCKED := --locked
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
 BIN = $(RELEASE)/nobounce
 # The command, and the libraries that `nobounce run` gives to other people's programs.
-PACKAGES := $(addprefix -p nobounce-,cli ibverbs rdmacm gdrapi cufile paths vmm world gin stub-mlx5 stub-efa)
+PACKAGES := $(addprefix -p nobounce-,cli ibverbs rdmacm gdrapi cufile paths vmm world stub-mlx5 stub-efa)
 # Where `make install` puts them: PREFIX/bin and PREFIX/lib/nobounce, below DESTDIR if that is set.
 PREFIX ?= /usr/local
 DESTDIR ?=

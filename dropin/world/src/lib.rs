@@ -1,10 +1,12 @@
-//! `libnobounce.so`: `include/nobounce.h` on [`nobounce_initiated::world`].
+//! `libnobounce.so`: `include/nobounce.h` on [`nobounce_initiated::world`], and NCCL's GIN plugin.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::time::Duration;
 
 use nobounce_dropin::entry::{Errno, guarded};
+// One library for both: they have the engine in common. NCCL finds the plugin by its symbols.
+use nobounce_gin as _;
 use nobounce_initiated::options::Options;
 use nobounce_initiated::world::World;
 

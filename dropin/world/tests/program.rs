@@ -39,3 +39,13 @@ fn a_c_program_joins_or_reads_the_reason() {
     assert!(say("none").contains("no rendezvous"));
     assert!(say("somewhere").contains("rendezvous \"somewhere\" is no address and port"));
 }
+
+/// As NCCL looks for a plugin of its newest interface, and of the one before.
+#[test]
+fn nccl_finds_its_plugin() {
+    let listed = Command::new("nm").args(["-D", "--defined-only"]).arg(library()).output().expect("nm");
+    let symbols = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for version in [13, 14] {
+        assert!(symbols.contains(&format!(" D ncclGinPlugin_v{version}\n")), "{symbols}");
+    }
+}
