@@ -8,7 +8,7 @@ import subprocess
 import sys
 import unittest
 
-from container_tools import CLEANUPS, DEVICE, LIMIT, ROOT, Engine, Image, Networks, clean_up_when_interrupted, test_folder, until
+from container_tools import CLEANUPS, DEVICE, LIMIT, ROOT, Engine, Image, Networks, clean_up_when_interrupted, docker_profile, test_folder, until
 from catalogue import NIXL
 from environments import Waived, virtual_environment
 from pair import Peer
@@ -71,6 +71,21 @@ class Containers(unittest.TestCase):
         self.assertIn("\nSeccomp:\t2\n", ran.stdout, ran)
         self.assertIn("PORT_ACTIVE", ran.stdout, ran)
 
+    def test_seccomp_of_docker(self):
+        profile = docker_profile()
+        if profile is None:
+            reason = "Docker's profile is not here, and its package cannot be downloaded"
+            self.assertEqual(subprocess.run([os.path.join(ROOT, "tools/waive"), "containers-docker-seccomp", reason]).returncode, 0)
+            self.skipTest(reason)
+        options = ["--security-opt", f"seccomp={profile}"]
+        self.bandwidth(1500, *options)
+        # Between processes of one container, by shared memory.
+        tool = "ib_write_bw -d nb0 -n 400"
+        client = f"{tool} {self.networks.addresses[0]} 2>/dev/null"
+        pair = f"{tool} >/dev/null & i=0; while ! {client} && [ $i -lt 40 ]; do i=$((i + 1)); sleep 0.1; done; wait"
+        ran = self.engine.run(self.in_network(0, "--user", "1000", "--env", "NOBOUNCE_LINK=shm", *options), "sh", "-c", pair)
+        self.assertRegex(ran.stdout, r"65536 +400 +[\d.]+", ran)
+
     def test_no_capabilities(self):
         self.sees_device("--user", "1000", "--cap-drop", "all", "--security-opt", "no-new-privileges")
 
@@ -109,15 +124,15 @@ class Containers(unittest.TestCase):
         self.assertEqual(ran.returncode, 1)
         self.assertIn("the image uses musl", ran.stdout)
 
-    def bandwidth(self, mtu):
+    def bandwidth(self, mtu, *options):
         self.networks.set_mtu(mtu)
         before = self.networks.received(0)
         size = ["-d", "nb0", "-s", "65536", "-n", "400"]
-        name, server = self.engine.start(self.in_network(0, "--user", "1000"), "ib_write_bw", *size)
+        name, server = self.engine.start(self.in_network(0, "--user", "1000", *options), "ib_write_bw", *size)
         self.addCleanup(server.kill)
         ran = None
         for _ in range(40):  # until the server listens
-            ran = self.engine.run(self.in_network(1, "--user", "1000"), "ib_write_bw", *size, self.networks.addresses[0])
+            ran = self.engine.run(self.in_network(1, "--user", "1000", *options), "ib_write_bw", *size, self.networks.addresses[0])
             if ran.returncode == 0 or server.poll() is not None:
                 break
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
