@@ -1,6 +1,10 @@
 //! Sets the library's soname, its symbol versions, and `-z nodelete` (threads run in it).
 
+#[path = "../link/lld.rs"]
+mod lld;
+
 fn main() {
+    lld::link_with_lld();
     let nodes =
         std::path::Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("nodes.map");
     println!("cargo::rerun-if-changed={}", nodes.display());

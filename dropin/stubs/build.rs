@@ -1,13 +1,17 @@
 //! Turns a stub's names.txt into exported symbols: one line `VERSION ENDING NAME` for each.
 //!
 //! rustc does not version the symbols of a cdylib. A trampoline in assembly with `.symver` and a
-//! version script of empty nodes does; it needs lld, which is Rust's own linker on x86_64 Linux.
+//! version script of empty nodes does; it needs lld.
 
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::{env, fs};
 
+#[path = "../link/lld.rs"]
+mod lld;
+
 fn main() {
+    lld::link_with_lld();
     let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     let out = PathBuf::from(variable("OUT_DIR"));
     let names = fs::read_to_string(here.join("names.txt")).expect("names.txt beside Cargo.toml");
