@@ -32,9 +32,9 @@ DESTDIR ?=
 # What `make test` runs, in this order: the cheap answers first.
 STEPS := check-format check-tree check-lints test-code test-shm test-engines test-hardware test-docs check-docs check-dependencies check-pure test-scripts
 # What `make test-all` runs after them.
-SLOW_STEPS := test-cargo-install test-image test-clients test-reproducible long $(if $(PYVERBS_SRC),test-pyverbs) interop test-matrix
+SLOW_STEPS := test-cargo-install test-image test-aarch64 test-clients test-reproducible long $(if $(PYVERBS_SRC),test-pyverbs) interop test-matrix
 
-.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients test-image test-cargo-install test-all fuzz miri interop vm-shell bench build image install package test-reproducible fmt setup clean $(STEPS)
+.PHONY: docs help demo test quick long test-matrix test-pyverbs test-clients test-image test-aarch64 test-cargo-install test-all fuzz miri interop vm-shell bench build image install package test-reproducible fmt setup clean $(STEPS)
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +70,10 @@ test-pyverbs: ## rdma-core's own tests on nb0 (PYVERBS_SRC: a checkout of rdma-c
 
 test-image: image ## The image: size, programs, installation, start of containers with the device: a release build (root and podman)
 	@bash tests/image.sh $(IMAGE)/nobounce.tar $(BIN)
+
+test-aarch64: ## Build for aarch64, and run it in an emulated machine against nb0 of this one
+	@tools/setup aarch64
+	@bash tests/aarch64.sh
 
 test-cargo-install: ## `cargo install` gives a command that runs
 	@root=$$(mktemp -d); trap 'rm -rf "$$root"' EXIT; \

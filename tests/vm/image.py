@@ -12,7 +12,9 @@ import shutil
 import subprocess
 
 # Which release a kernel is taken from; None is the release of this machine.
-KERNELS = {"oldest": None, "newest": "sid"}
+KERNELS = {"oldest": None, "newest": "sid", "aarch64": None}
+# Kernels of this machine's architecture: the cases run with both.
+BOTH = ["oldest", "newest"]
 
 PACKAGES = ["ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "libucx0", "libfabric1", "libfabric-bin", "iproute2", "dash", "busybox-static"]
 COMMANDS = """dash ip rdma tc ibv_devices ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong ibv_asyncwatch
@@ -25,6 +27,22 @@ MODULES = """virtio_pci virtio_net crc32_generic crc32_pclmul crc32c_generic ib_
     sch_prio sch_netem cls_u32 act_gact""".split()
 # Changed with whatever changes the content, so that an image from before is made anew.
 VERSION = "5"
+
+
+class Architecture:
+    """What a guest of an architecture is made from: Debian's name of it, the folder of its libraries, its loader, QEMU's words for the machine."""
+
+    def __init__(self, debian, triple, loader, program, words, console):
+        self.debian, self.triple, self.loader = debian, triple, loader
+        self.program, self.words, self.console = program, words, console
+
+
+X86_64 = Architecture("amd64", "x86_64-linux-gnu", "lib64", "qemu-system-x86_64", ["-M", "q35"], "ttyS0")
+AARCH64 = Architecture("arm64", "aarch64-linux-gnu", "lib", "qemu-system-aarch64", ["-M", "virt"], "ttyAMA0")
+
+
+def architecture(which):
+    return AARCH64 if which == "aarch64" else X86_64
 
 
 class Impossible(Exception):
@@ -54,17 +72,18 @@ def image(cache, which, log):
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     log(f"making the machine with the {which} kernel: packages are downloaded once, about 150 MB")
+    guest = architecture(which)
     kernel_root, user_root = os.path.join(folder, "kernel"), os.path.join(folder, "user")
     packages = os.path.join(cache, "packages")
-    apt = Apt(os.path.join(cache, "apt", "own"), None)
+    apt = Apt(os.path.join(cache, "apt", f"own-{guest.debian}"), None, guest)
     apt.unpack(apt.user_packages(), packages, user_root)
     if KERNELS[which]:
-        apt = Apt(os.path.join(cache, "apt", KERNELS[which]), KERNELS[which])
+        apt = Apt(os.path.join(cache, "apt", KERNELS[which]), KERNELS[which], guest)
     apt.unpack(apt.kernel_packages(), packages, kernel_root)
 
     release, modules = unpack_kernel(kernel_root, os.path.join(folder, "vmlinux"))
     archive = Archive()
-    add_user_land(archive, user_root)
+    add_user_land(archive, user_root, guest)
     add_modules(archive, modules)
     with open(os.path.join(folder, "initrd.cpio"), "wb") as out:
         out.write(archive.bytes())
@@ -82,7 +101,8 @@ class Apt:
     """apt for one release of Debian's (None: this machine's), with lists of its own. The machine's configuration is read for the archive's
     address and left alone."""
 
-    def __init__(self, folder, suite):
+    def __init__(self, folder, suite, guest):
+        self.guest = guest
         for name in ("sources", "lists/partial", "cache/archives/partial"):
             os.makedirs(os.path.join(folder, name), exist_ok=True)
         targets = run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(ORIGIN) $(COMPONENT)"]).split("\n")
@@ -97,6 +117,8 @@ class Apt:
             for uri, name in suites:
                 out.write(f"Types: deb\nURIs: {uri}\nSuites: {name}\nComponents: main\n" + (f"Signed-By: {keys}\n" if keys else "") + "\n")
         settings = {
+            "APT::Architecture": guest.debian,
+            "APT::Architectures": guest.debian,
             "Dir::Etc::sourcelist": "/dev/null",
             "Dir::Etc::sourceparts": os.path.join(folder, "sources"),
             "Dir::State::lists": os.path.join(folder, "lists"),
@@ -116,7 +138,7 @@ class Apt:
 
     def kernel_packages(self):
         """The newest kernel of the release: one package, or one with two that hold the kernel and its modules."""
-        image_name = next(name for name in self.depends("linux-image-amd64") if name.startswith("linux-image-"))
+        image_name = next(name for name in self.depends(f"linux-image-{self.guest.debian}") if name.startswith("linux-image-"))
         parts = [name for name in self.depends(image_name) if re.match(r"linux-(binary|modules)-", name)]
         return [image_name, *parts]
 
@@ -145,6 +167,9 @@ def unpack_kernel(root, out):
     if not found or not modules:
         raise Impossible("the kernel's package holds no kernel or no modules where they are expected")
     data = open(found[0], "rb").read()
+    if data[0x38:0x3C] == b"ARM\x64":
+        shutil.copy(found[0], out)
+        return os.path.basename(modules[0]), modules[0]
     for magic, tool in ((b"\xfd7zXZ\0", ["xz", "-dc", "--single-stream"]), (b"\x28\xb5\x2f\xfd", ["zstd", "-dc"])):
         for match in re.finditer(re.escape(magic), data):
             if not shutil.which(tool[0]):
@@ -158,7 +183,7 @@ def unpack_kernel(root, out):
     raise Impossible(f"no packed kernel found in {os.path.basename(found[0])}")
 
 
-def add_user_land(archive, root):
+def add_user_land(archive, root, guest):
     """The commands, the shared libraries they need, the drivers of libibverbs, and busybox for the rest."""
 
     def find(name, folders):
@@ -176,19 +201,20 @@ def add_user_land(archive, root):
         if path:
             archive.file(f"bin/{command}", open(path, "rb").read(), 0o755)
             wanted.append(path)
-    libraries = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"]
-    for path in glob.glob(f"{root}/usr/lib/x86_64-linux-gnu/libibverbs/lib*rxe-*.so") + glob.glob(f"{root}/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-*.so"):
-        archive.file("usr/lib/x86_64-linux-gnu/libibverbs/" + os.path.basename(path), open(path, "rb").read(), 0o755)
+    triple = guest.triple
+    libraries = [f"lib/{triple}", f"usr/lib/{triple}"]
+    for path in glob.glob(f"{root}/usr/lib/{triple}/libibverbs/lib*rxe-*.so") + glob.glob(f"{root}/usr/lib/{triple}/libibverbs/libsiw-*.so"):
+        archive.file(f"usr/lib/{triple}/libibverbs/" + os.path.basename(path), open(path, "rb").read(), 0o755)
         wanted.append(path)
     for name in LIBRARIES:
         path = find(name, libraries)
         if path:
-            archive.file(f"lib/x86_64-linux-gnu/{name}", open(path, "rb").read(), 0o755)
+            archive.file(f"lib/{triple}/{name}", open(path, "rb").read(), 0o755)
             wanted.append(path)
     # Threads that end or are cancelled load it by its name.
     unwinder = find("libgcc_s.so.1", libraries)
     if unwinder:
-        archive.file("lib/x86_64-linux-gnu/libgcc_s.so.1", open(unwinder, "rb").read(), 0o755)
+        archive.file(f"lib/{triple}/libgcc_s.so.1", open(unwinder, "rb").read(), 0o755)
     archive.file("etc/libibverbs.d/rxe.driver", b"driver rxe\n")
     done = set()
     while wanted:
@@ -197,15 +223,16 @@ def add_user_land(archive, root):
             if name in done or not path:
                 continue
             done.add(name)
-            archive.file(f"lib/x86_64-linux-gnu/{name}", open(path, "rb").read(), 0o755)
+            archive.file(f"lib/{triple}/{name}", open(path, "rb").read(), 0o755)
             if name.startswith("ld-linux"):
                 # Programs name it by this path; libraries in a namespace of their own look for it beside the others.
-                archive.link(f"lib64/{name}", f"../lib/x86_64-linux-gnu/{name}")
+                archive.link(f"{guest.loader}/{name}", f"../lib/{triple}/{name}")
             wanted.append(path)
     busybox = os.path.join(root, "bin/busybox")
     if not os.path.exists(busybox):
         busybox = os.path.join(root, "usr/bin/busybox")
-    for applet in run([busybox, "--list"]).split():
+    # One of another architecture does not run here: `init` has it make its links.
+    for applet in run([busybox, "--list"]).split() if guest is X86_64 else []:
         if applet not in COMMANDS and applet not in ("sh", "ash", "init"):
             archive.link(f"bin/{applet}", "busybox")
     archive.link("bin/sh", "dash")

@@ -15,7 +15,7 @@ import tarfile
 import threading
 import time
 
-from image import Archive, Impossible
+from image import Archive, Impossible, architecture
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -67,6 +67,7 @@ class Machine:
     def __init__(self, folder, scratch, nobounce, files=(), mtu=MTU):
         self.folder, self.scratch, self.nobounce, self.mtu = folder, scratch, nobounce, mtu
         self.release = open(os.path.join(folder, "release")).read()
+        self.guest_is = architecture(os.path.basename(folder))
         self.files = files
         self.qemu = self.capture = self.capture_path = None
         self.console = os.path.join(scratch, "console")
@@ -91,9 +92,9 @@ class Machine:
             shutil.copyfileobj(base, out)
             out.write(self.overlay().bytes())
         serial = ["-chardev", "stdio,id=console,signal=off"] if shell else ["-chardev", f"file,id=console,path={self.console}"]
-        words = f"console=ttyS0 panic=-1 quiet mitigations=off vm.mtu={self.mtu}" + (" vm.shell=1" if shell else "")
+        words = f"console={self.guest_is.console} panic=-1 quiet mitigations=off vm.mtu={self.mtu}" + (" vm.shell=1" if shell else "")
         command = (
-            ["qemu-system-x86_64", "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "640"]
+            [self.guest_is.program, *self.guest_is.words, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "640"]
             + ["-display", "none", "-nodefaults", "-no-reboot", "-serial", "chardev:console", *serial]
             + ["-kernel", os.path.join(self.folder, "vmlinux"), "-initrd", initrd, "-append", words]
             + ["-netdev", "tap,id=n0,ifname=tap0,script=no,downscript=no,vhost=off", "-device", "virtio-net-pci,netdev=n0,romfile="]
