@@ -75,6 +75,8 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let (gpus, engines) = (environment::gpus(), engines(args));
     let (devices, adapters) = (addrs.len(), view::System::here().has_adapters());
     let (program, arguments) = args.command.split_first().context("no command given")?;
+    // A wheel has no plugin.
+    let has_plugin = dropin.join("libnccl-gin.so").exists();
     let given = environment::Given {
         dropin: &dropin,
         view: &view,
@@ -85,7 +87,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         is_loopback: addrs.iter().all(IpAddr::is_loopback),
         adapters,
-        has_gpi: nccl_version::is_gpi(&Root::new("/"), program, now),
+        has_gpi: has_plugin && nccl_version::is_gpi(&Root::new("/"), program, now),
     };
     let mut command = Command::new(program);
     let variables = environment::variables(args, &given, now);
