@@ -1,7 +1,7 @@
 //! One answer first: findings of one causal chain become one finding, and what another makes moot
 //! goes below it.
 
-use crate::finding::{Effect, Finding, FixPart, Severity};
+use crate::finding::{Effect, Finding, Fix, Severity};
 use crate::severity::NO_FIX;
 use crate::verdict::{Verdict, concerns_names};
 
@@ -109,7 +109,7 @@ fn chain(findings: &mut [Finding], class: impl Fn(Severity) -> bool) {
         .first()
         .map_or_else(|| dma_buf.first().or(peer.first()).copied().unwrap_or_default(), |(_, way)| way[0]);
     let id = findings[head].id;
-    let fixes: Vec<(String, Vec<FixPart>)> =
+    let fixes: Vec<Fix> =
         ways.iter().flat_map(|(name, way)| way_out(name, way, findings, ways.len())).collect();
     let root = ways.iter().any(|(_, way)| way.iter().any(|at| findings[*at].needs_root));
     let reboot = ways.first().is_some_and(|(_, way)| effort(way).0);
@@ -120,7 +120,7 @@ fn chain(findings: &mut [Finding], class: impl Fn(Severity) -> bool) {
     }
     let first = &mut findings[head];
     if !fixes.is_empty() {
-        (first.fix, first.fix_parts) = fixes.into_iter().unzip();
+        first.fix = fixes;
         (first.needs_root, first.needs_reboot) = (root, reboot);
     }
     for device in devices {
@@ -131,7 +131,7 @@ fn chain(findings: &mut [Finding], class: impl Fn(Severity) -> bool) {
 }
 
 /// The fixes of one way out, complete on its own: every step, numbered where there are several.
-fn way_out(name: &str, way: &[usize], findings: &[Finding], ways: usize) -> Vec<(String, Vec<FixPart>)> {
+fn way_out(name: &str, way: &[usize], findings: &[Finding], ways: usize) -> Vec<Fix> {
     let steps = way.len();
     let mut fixes = Vec::new();
     for (step, at) in way.iter().enumerate() {
@@ -139,17 +139,14 @@ fn way_out(name: &str, way: &[usize], findings: &[Finding], ways: usize) -> Vec<
         let reboot = if finding.needs_reboot { ", with a reboot" } else { "" };
         let remark = match (ways, steps) {
             (..=1, 1) => None,
-            (_, 1) => Some(format!("By {name}{reboot}")),
-            _ => Some(format!("By {name}, step {} of {steps}{reboot}", step + 1)),
+            (_, 1) => Some(format!("by {name}{reboot}")),
+            _ => Some(format!("by {name}, step {} of {steps}{reboot}", step + 1)),
         };
-        for (nth, (fix, parts)) in finding.fix.iter().zip(&finding.fix_parts).enumerate() {
-            match remark.as_ref().filter(|_| nth == 0) {
-                None => fixes.push((fix.clone(), parts.clone())),
-                Some(remark) => {
-                    let parts = std::iter::once(FixPart::Remark(remark.clone())).chain(parts.iter().cloned());
-                    fixes.push((format!("{remark}: {fix}"), parts.collect()));
-                }
-            }
+        for (nth, fix) in finding.fix.iter().cloned().enumerate() {
+            fixes.push(match remark.as_ref().filter(|_| nth == 0) {
+                None => fix,
+                Some(remark) => fix.after(remark),
+            });
         }
     }
     fixes

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::diagnosis::Diagnosis;
-use crate::finding::{Finding, FixPart, Severity};
+use crate::finding::{Finding, Fix, FixPart, Severity};
 use crate::verdict::{PathKind, Use, UseKind, Verdict};
 use nobounce_topology::facts::{Facts, Gpu};
 use nobounce_topology::{clean, clean_lines};
@@ -118,31 +118,31 @@ pub(crate) fn full(out: &mut String, finding: &Finding, style: Style) {
     if let Some(cost) = &finding.cost {
         wrapped(out, &style.paint("2", "  cost  "), cost, 8, 8, style);
     }
-    for (index, parts) in finding.fix_parts.iter().enumerate() {
+    for (index, each) in finding.fix.iter().enumerate() {
         let needs = match (index, finding.needs_root, finding.needs_reboot) {
             (0, _, true) => "   [root, reboot]",
             (0, true, false) => "   [root]",
             _ => "",
         };
-        fix(out, parts, needs, style);
+        fix(out, each, needs, style);
     }
 }
 
-/// A fix: remarks are wrapped, commands stand on lines of their own as they are to be pasted.
-fn fix(out: &mut String, parts: &[FixPart], needs: &str, style: Style) {
-    for (nth, part) in parts.iter().enumerate() {
+/// A fix: remarks are wrapped, other parts stand on lines of their own as they are to be copied.
+fn fix(out: &mut String, fix: &Fix, needs: &str, style: Style) {
+    for (nth, part) in fix.parts().iter().enumerate() {
         let needs = if nth == 0 { style.paint("2", needs) } else { String::new() };
         let head = if nth == 0 { style.paint("32", "  fix   ") } else { "        ".to_owned() };
         match part {
-            FixPart::Command(command) => {
-                let _ = writeln!(out, "{head}{}{needs}", clean_lines(command));
-            }
-            FixPart::Remark(text) => {
-                wrapped(out, &head, text, 8, 8, style);
+            FixPart::Remark(_) => {
+                wrapped(out, &head, &part.line(), 8, 8, style);
                 if !needs.is_empty() {
                     let end = out.trim_end().len();
                     out.insert_str(end, &needs);
                 }
+            }
+            _ => {
+                let _ = writeln!(out, "{head}{}{needs}", clean_lines(&part.line()));
             }
         }
     }

@@ -10,7 +10,7 @@
 mod cases;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nobounce_diagnose::diagnose;
 use nobounce_diagnose::finding::FixPart;
@@ -124,7 +124,7 @@ fn facts_that_are_missing_never_become_fine() {
     }
 }
 
-/// Words that begin a command: outside the backticks of a fix they would have no copy button.
+/// Words that begin a command: in a remark they would have no copy button.
 const COMMANDS: [&str; 22] = [
     "sudo ",
     "docker run",
@@ -150,73 +150,113 @@ const COMMANDS: [&str; 22] = [
     "ip link",
 ];
 
-/// A command outside of the backticks.
-fn hidden_command(fix: &str) -> Option<&'static str> {
-    let outside: String = fix.split('`').step_by(2).collect::<Vec<_>>().join("\n");
+/// Options of the start of a container.
+const OPTIONS: [&str; 8] =
+    ["--device ", "--ulimit", "--network", "--ipc", "--gpus", "--cap-add", "--security-opt", "--pid"];
+
+/// A command in a remark.
+fn hidden_command(remark: &str) -> Option<&'static str> {
     let begins = |word: &str| {
-        outside.match_indices(word).any(|(at, _)| {
-            !outside[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || "-_/.".contains(c))
-        })
+        remark
+            .match_indices(word)
+            .any(|(at, _)| !remark[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || "-_/.".contains(c)))
     };
     COMMANDS.into_iter().find(|word| begins(word))
 }
 
+/// Whether all words are assignments.
+fn is_assignment(text: &str) -> bool {
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    text.split(' ').all(|word| word.split_once('=').is_some_and(|(name, _)| is_name(name)))
+}
+
+/// Files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+/// As they are written, so that those of rare findings and of logs are among them.
 #[test]
-fn every_command_of_a_fix_can_be_copied() {
-    // As they are written, so that those of rare findings are among them.
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/checks");
+fn no_remark_hides_a_command() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut written = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            // Fixes of the storage checks are commands as a whole.
-            continue;
-        }
-        let text = std::fs::read_to_string(path).unwrap();
-        for call in text.split(".fix(").skip(1) {
-            let Some(literal) = call.trim_start_matches(|c: char| c != '"').strip_prefix('"') else {
-                continue;
-            };
+    let mut wrong = Vec::new();
+    for path in files(&source.join("checks")).into_iter().chain(files(&source.join("log"))) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for call in text.split("emark(").skip(1) {
+            let call = call.trim_start();
+            let call = call.strip_prefix("format!(").unwrap_or(call).trim_start();
+            let Some(literal) = call.strip_prefix('"') else { continue };
             let literal = literal.replace("\\\"", "'");
             let literal = literal.split('"').next().unwrap();
-            assert_eq!(literal.matches('`').count() % 2, 0, "{literal}");
-            assert_eq!(hidden_command(literal), None, "{literal}");
+            let option = OPTIONS.iter().any(|option| literal.contains(option));
+            // Options of the kernel's build and of firmware are no variables.
+            let is_bare = literal.split(' ').any(is_assignment)
+                && !["CONFIG_", "with mlxconfig"].iter().any(|words| literal.contains(words));
+            if literal.contains('`') || option || is_bare || hidden_command(literal).is_some() {
+                wrong.push(format!("{}: {literal}", path.display()));
+            }
             written += 1;
         }
     }
-    assert!(written > 90, "{written} fixes");
-    // As they are reported.
-    let mut commands = BTreeSet::new();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(written > 150, "{written} remarks");
+}
+
+/// As they are reported: every command and assignment can be pasted as printed.
+#[test]
+fn every_command_of_a_fix_can_be_copied() {
+    let mut lines = BTreeSet::new();
     let facts = all().into_iter().map(|(_, case)| apply(&case));
     for facts in facts.chain(machines::NAMES.iter().filter_map(|name| machines::machine(name))) {
-        for finding in diagnose(&facts).findings {
-            assert_eq!(finding.fix.len(), finding.fix_parts.len());
-            for (fix, parts) in finding.fix.iter().zip(&finding.fix_parts) {
-                assert!(!fix.contains('`') && !parts.is_empty(), "{fix}");
-                for part in parts {
-                    match part {
-                        FixPart::Remark(text) => {
-                            // Options are no command.
-                            let text = text.replace("dd to docker run: -", "");
-                            assert_eq!(hidden_command(&text), None, "{fix}");
-                        }
-                        FixPart::Command(text) => {
-                            let bare = text.strip_prefix("export ").unwrap_or(text);
-                            assert!(!text.starts_with('-'), "{text}");
-                            assert!(fix.contains(bare) && !text.contains("   "), "{fix}");
-                            // To be pasted as printed: with real names, and nothing left to fill in.
-                            let blanks = ["DEVICE", "INTERFACE", "ADDRESS", "PROGRAM", "NAME"];
-                            let mut words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-                            let blank = words.find(|word| blanks.contains(word) || text.contains("..."));
-                            assert_eq!(blank, None, "{text}");
-                            commands.insert(text.clone());
-                        }
+        for fix in diagnose(&facts).findings.into_iter().flat_map(|finding| finding.fix) {
+            assert!(!fix.parts().is_empty() && !fix.to_string().contains('`'), "{fix}");
+            let is_action = |part: &&FixPart| !matches!(part, FixPart::Remark(_));
+            let actions: Vec<&FixPart> = fix.parts().iter().filter(is_action).collect();
+            if let [one] = actions.as_slice()
+                && let Some(line) = one.paste()
+            {
+                // The whole line can be pasted: what follows the command is a comment.
+                let whole = fix.to_string();
+                let rest = whole.strip_prefix(&line);
+                assert!(rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("   # ")), "{whole}");
+                assert!(!whole.ends_with(" then") && !whole.ends_with(" or"), "{whole}");
+            }
+            for part in fix.parts() {
+                match part {
+                    FixPart::Remark(text) => assert_eq!(hidden_command(text), None, "{fix}"),
+                    FixPart::EngineOption(text) => assert!(text.starts_with('-'), "{fix}"),
+                    FixPart::Assignment(text) => assert!(is_assignment(text), "{fix}"),
+                    FixPart::Line { file, text } => assert!(file.starts_with('/') && !text.is_empty()),
+                    FixPart::Command(text) => {
+                        assert!(!text.starts_with('-') && !is_assignment(text) && !text.is_empty(), "{fix}");
+                        // With real names, and nothing left to fill in.
+                        let blanks = ["DEVICE", "INTERFACE", "ADDRESS", "PROGRAM", "NAME"];
+                        let mut words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                        let blank = words.find(|word| blanks.contains(word) || text.contains("..."));
+                        assert_eq!(blank, None, "{text}");
+                        assert!(!text.contains("   "), "{text}");
                     }
                 }
+                lines.extend(part.paste());
             }
         }
     }
-    for wanted in ["numactl --cpunodebind=0 --membind=0", "ibv_devinfo -v", "mlxlink -d 0000:e1:00.0"] {
-        assert!(commands.contains(wanted), "{wanted}: {commands:#?}");
+    for line in &lines {
+        let parsed = std::process::Command::new("sh").args(["-n", "-c", "--", line]).output().unwrap();
+        assert!(parsed.status.success(), "{line}: {}", String::from_utf8_lossy(&parsed.stderr));
+    }
+    let wanted = [
+        "numactl --cpunodebind=0 --membind=0",
+        "ibv_devinfo -v",
+        "mlxlink -d 0000:e1:00.0",
+        "export NCCL_NET_GDR_LEVEL=SYS",
+    ];
+    for wanted in wanted {
+        assert!(lines.contains(wanted), "{wanted}: {lines:#?}");
     }
 }

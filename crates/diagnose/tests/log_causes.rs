@@ -271,7 +271,7 @@ fn the_module_of_a_cause_fits_the_machine() {
         assert!(fixes(line, &bare).contains("DOCA-OFED"), "{line}");
         let said = fixes(line, &loaded);
         assert!(!said.contains("serves the GPU") && !said.contains("not loaded"), "{line}: {said}");
-        assert!(fixes(line, &inside).contains("on the host, not in the container: "), "{line}");
+        assert!(fixes(line, &inside).contains("on the host, not in the container"), "{line}");
     }
 }
 
@@ -291,4 +291,32 @@ fn a_method_that_works_is_no_cause() {
     assert!(causes(&Facts::default()).contains("neither peer memory nor dma-buf serves the GPU"));
     let said = fixes("mooncake runs without nvidia-peermem", &facts);
     assert!(!said.contains("exports no dma-bufs"), "{said}");
+}
+
+#[test]
+fn causes_have_typed_parts() {
+    let line = "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.";
+    let read = log::read_any(line.as_bytes(), |_| {}).unwrap();
+    let facts = machines::machine("dgx-a100").unwrap();
+    let report = log::join_other(&read.other, &facts, &diagnose(&facts));
+    let cause = serde_json::to_value(&report.causes[0]).unwrap();
+    let parts = cause["fix_parts"].as_array().unwrap();
+    assert_eq!(parts[0]["command"], "ulimit -l unlimited", "{cause}");
+    assert!(parts.iter().any(|part| part["option"] == "--ulimit memlock=-1:-1"), "{cause}");
+    assert!(parts.iter().any(|part| part["line"]["text"] == "DefaultLimitMEMLOCK=infinity"), "{cause}");
+    assert!(cause["fix"].as_str().unwrap().starts_with("ulimit -l unlimited; in a container: "), "{cause}");
+    let text = report.text();
+    assert!(text.lines().any(|line| line.trim() == "fix: ulimit -l unlimited"), "{text}");
+    let option = "Add to docker or podman run: --ulimit memlock=-1:-1";
+    assert!(text.lines().any(|line| line.trim() == option), "{text}");
+}
+
+#[test]
+fn variables_of_causes_are_exported() {
+    let line = "ibv_reg_dmabuf_mr failed: errno 524";
+    let read = log::read_any(line.as_bytes(), |_| {}).unwrap();
+    let facts = machines::machine("dgx-a100").unwrap();
+    let report = log::join_other(&read.other, &facts, &diagnose(&facts));
+    let text = report.text();
+    assert!(text.lines().any(|line| line.trim() == "fix: export UCX_IB_DIRECT_NIC=n"), "{text}");
 }

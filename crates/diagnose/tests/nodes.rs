@@ -33,8 +33,11 @@ fn memory_nodes_of_one_socket_are_not_two_sockets() {
     assert!(find(&diagnosis.findings, "far-nic").is_none(), "{:#?}", diagnosis.findings);
     let found = find(&diagnosis.findings, "nodes-per-socket").unwrap();
     assert_eq!(found.severity.name(), "warning");
-    assert!(found.title.contains("(NPS2)") && found.fix[0].contains("NPS1"), "{found:#?}");
-    assert!(found.fix[1].contains("NCCL_NET_GDR_LEVEL=SYS") && found.devices.len() == 4, "{found:#?}");
+    assert!(found.title.contains("(NPS2)") && found.fix[0].to_string().contains("NPS1"), "{found:#?}");
+    assert!(
+        found.fix[1].to_string().contains("NCCL_NET_GDR_LEVEL=SYS") && found.devices.len() == 4,
+        "{found:#?}"
+    );
     // Each GPU gets the adapter of its socket.
     for verdict in diagnosis.verdicts.iter().filter(|verdict| verdict.best) {
         let wanted = if verdict.gpu.as_str() < "0000:80" { "mlx5_0" } else { "mlx5_1" };
@@ -77,7 +80,7 @@ fn missing_peer_access_is_reported_by_its_reason() {
     let off = peers(json!([pair(json!(false), json!("disabled"))]));
     assert_eq!(off[0].severity.name(), "warning");
     assert!(off[0].title.starts_with("GPU 0-GPU 1: no peer access; a key"), "{off:#?}");
-    assert!(off[0].fix[0].contains("/etc/modprobe.d") && off[0].needs_reboot, "{off:#?}");
+    assert!(off[0].fix[0].to_string().contains("/etc/modprobe.d") && off[0].needs_reboot, "{off:#?}");
     let model = peers(json!([pair(json!(false), json!("gpu"))]));
     assert_eq!((model[0].severity.name(), model[0].fix.len()), ("info", 0));
 }

@@ -44,10 +44,12 @@ fn interfaces_that_answer_for_each_other_are_told_apart_by_commands() {
     assert_eq!((found.id, found.severity.name()), ("rails-one-subnet", "warning"));
     assert!(found.title.contains("answer ARP for each other"), "{found:#?}");
     assert!(
-        found.fix[0].starts_with("for d in eth0 eth1; do sudo sysctl -w net.ipv4.conf.$d.arp_ignore=1"),
+        found.fix[0]
+            .to_string()
+            .starts_with("for d in eth0 eth1; do sudo sysctl -w net.ipv4.conf.$d.arp_ignore=1"),
         "{found:#?}"
     );
-    assert!(found.fix[1].contains("ip route replace 10.0.0.0/24 dev $d table $t"), "{found:#?}");
+    assert!(found.fix[1].to_string().contains("ip route replace 10.0.0.0/24 dev $d table $t"), "{found:#?}");
     assert!(found.evidence.iter().any(|seen| seen.value == "leaves by eth0"), "{found:#?}");
 }
 
@@ -69,7 +71,7 @@ fn routes_by_one_rail_concern_tcp() {
     let found = only(&rails(&both, &[]));
     assert_eq!(found.severity.name(), "info");
     assert!(found.title.contains("leave by one") && found.why.contains("TCP"), "{found:#?}");
-    assert!(!found.fix[0].contains("sysctl"), "{found:#?}");
+    assert!(!found.fix[0].to_string().contains("sysctl"), "{found:#?}");
 }
 
 #[test]
@@ -95,7 +97,7 @@ fn a_rail_without_a_route_is_named() {
     let found = only(&gateway(json!(false), "10.0.0.2/31"));
     assert_eq!((found.id, found.severity.name()), ("rails-no-route", "warning"));
     assert!(
-        found.fix[0].contains("for d in eth0 eth1; do ip route show table all dev $d; done"),
+        found.fix[0].to_string().contains("for d in eth0 eth1; do ip route show table all dev $d; done"),
         "{found:#?}"
     );
     // A larger subnet may hold all peers.

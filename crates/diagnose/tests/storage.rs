@@ -10,6 +10,7 @@ mod edit;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nobounce_diagnose::finding::Severity;
+use nobounce_diagnose::finding::{Fix, FixPart, Side};
 use nobounce_diagnose::storage_verdict::{Route, State, StorageDiagnosis};
 use nobounce_diagnose::{Style, diagnose, storage_report};
 use nobounce_topology::facts::{Facts, Read, Storage};
@@ -131,12 +132,12 @@ fn consistent(facts: &Facts, found: &StorageDiagnosis, what: &str) {
     for finding in &found.findings {
         assert!(!finding.why.is_empty() && !finding.evidence.is_empty(), "{what}: {finding:?}");
         assert!(
-            !finding.fix.is_empty() && finding.fix.iter().all(|fix| !fix.is_empty()),
+            !finding.fix.is_empty() && finding.fix.iter().all(|fix| !fix.parts().is_empty()),
             "{what}: {finding:?}"
         );
         // A fix can be pasted: remarks are comments of the shell.
         assert!(
-            !finding.fix.iter().any(|fix| fix.contains("  (") || fix.contains('\n')),
+            !finding.fix.iter().map(ToString::to_string).any(|fix| fix.contains("  (") || fix.contains('\n')),
             "{what}: {finding:?}"
         );
         assert!(nobounce_diagnose::explain::text(finding.id).is_some());
@@ -301,23 +302,44 @@ fn names_of_paths_are_quoted_for_the_shell_and_cleaned_for_terminals() {
         });
     }
     let found = found(&facts);
-    let fix = &found.findings[0].fix[0];
+    let fix = found.findings[0].fix[0].to_string();
     assert!(fix.contains(r"'/da ta/it'\''s"), "{fix}");
     let text = storage_report(&facts, facts.storage.as_ref().unwrap(), &found, STYLE);
     assert!(!text.contains('\u{1b}'), "{text:?}");
 }
 
+/// The lines that a fix gives to a shell: a single command with its comment, or each command and
+/// option of its own.
+fn lines(fix: &Fix) -> Vec<String> {
+    let of_part = |part: &FixPart| match part {
+        FixPart::EngineOption(text) => Some(format!("docker run {text}")),
+        part => part.paste(),
+    };
+    let mut lines: Vec<String> = fix.parts().iter().filter_map(of_part).collect();
+    let text = fix.to_string();
+    if lines.len() == 1 && text.starts_with(&lines[0]) {
+        lines.push(text);
+    }
+    lines
+}
+
+fn parses(line: &str) {
+    let parsed = std::process::Command::new("sh").args(["-n", "-c", "--", line]).output().unwrap();
+    assert!(parsed.status.success(), "{line}: {}", String::from_utf8_lossy(&parsed.stderr));
+}
+
 #[test]
-fn every_fix_is_a_command_that_a_shell_parses() {
-    let mut fixes: BTreeSet<String> = BTreeSet::new();
+fn every_fix_has_lines_that_a_shell_parses() {
+    let mut all: BTreeSet<String> = BTreeSet::new();
     for case in cases() {
-        fixes.extend(found(&of(&case)).findings.into_iter().flat_map(|finding| finding.fix));
+        for fix in found(&of(&case)).findings.into_iter().flat_map(|finding| finding.fix) {
+            let lines = lines(&fix);
+            assert!(!lines.is_empty(), "{fix}");
+            all.extend(lines);
+        }
     }
-    assert!(fixes.len() > 30, "{}", fixes.len());
-    for fix in fixes {
-        let parsed = std::process::Command::new("sh").args(["-n", "-c", "--", &fix]).output().unwrap();
-        assert!(parsed.status.success(), "{fix}: {}", String::from_utf8_lossy(&parsed.stderr));
-    }
+    assert!(all.len() > 50, "{}", all.len());
+    all.iter().for_each(|line| parses(line));
 }
 
 #[test]
@@ -327,16 +349,12 @@ fn fixes_in_a_container_name_the_host() {
         let mut facts = of(&case);
         facts.process.container = Read::Yes(Some("docker".to_owned()));
         for finding in found(&facts).findings {
-            let of_host = (finding.needs_root || finding.needs_reboot) && finding.id != "storage-acs-unread";
             for fix in &finding.fix {
-                assert_eq!(
-                    fix.contains("on the host, not in the container"),
-                    of_host,
-                    "{}: {fix}",
-                    finding.id
-                );
-                let parsed = std::process::Command::new("sh").args(["-n", "-c", "--", fix]).output().unwrap();
-                assert!(parsed.status.success(), "{fix}");
+                lines(fix).iter().for_each(|line| parses(line));
+                let of_host = fix.side() == Side::Host;
+                let fix = fix.to_string();
+                let is_told = fix.contains("on the host, not in the container");
+                assert_eq!(is_told, of_host, "{}: {fix}", finding.id);
                 named += u32::from(of_host);
             }
         }

@@ -117,10 +117,10 @@ fn links_of_one_chain_are_one_finding_with_complete_ways_out() {
     assert_eq!(below.len(), 2, "{below:?}");
     assert!(below.iter().all(|(_, under)| *under == "peermem-not-loaded"), "{below:?}");
     // The easy way first, and each way complete.
-    let fix = found[0].fix.join("\n");
+    let fix = found[0].fix.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     let at = |text: &str| fix.find(text).unwrap_or_else(|| panic!("{text}: {fix}"));
-    assert!(at("By peer memory") < at("By dma-buf, step 1 of 2"), "{fix}");
-    assert!(at("nvidia-open") < at("By dma-buf, step 2 of 2") && fix.contains("kernel 5.12"), "{fix}");
+    assert!(at("by peer memory") < at("by dma-buf, step 1 of 2"), "{fix}");
+    assert!(at("nvidia-open") < at("by dma-buf, step 2 of 2") && fix.contains("kernel 5.12"), "{fix}");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_refused_pair_names_the_adapters_that_register() {
     }
     let text = said(&machine);
     let wanted = "NCCL_IB_HCA==mlx5_0,mlx5_1 UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1";
-    assert!(text.contains("Processes of GPU 0") && text.contains(wanted), "{text}");
+    assert!(text.contains("For processes of GPU 0") && text.contains(wanted), "{text}");
     // Ports that are active, and no adapter that refused the GPU otherwise.
     let mut first = machine.nics[0].ports[0].clone();
     first.number = 2;
@@ -275,7 +275,7 @@ fn a_refused_pair_names_the_adapters_that_register() {
     machine.registrations.push(other);
     let text = said(&machine);
     let wanted = "NCCL_IB_HCA==mlx5_0,mlx5_1 UCX_NET_DEVICES=mlx5_0:2,mlx5_1:1";
-    assert!(text.contains("Processes of GPU 0") && text.contains(wanted), "{text}");
+    assert!(text.contains("For processes of GPU 0") && text.contains(wanted), "{text}");
 }
 
 #[test]

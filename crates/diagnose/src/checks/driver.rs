@@ -1,7 +1,7 @@
 //! Drivers: does each device have the right one, and do library and kernel module match?
 
 use super::{list, one_or};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Facts, GpuVendor, Nic, PciDevice};
 use nobounce_topology::methods::Answer;
@@ -30,7 +30,7 @@ fn instance(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("efa-instance", Severity::Warning, format!("{product} has EFA, but no GPUDirect RDMA"))
             .why("Its adapters cannot access GPU memory, even if GPU and driver support it: all transfers are staged through host memory.")
             .seen("/sys/class/dmi/id/product_name", product.clone())
-            .fix("use an instance of the P series, p4d or newer")
+            .fix(Fix::both().remark("use an instance of the P series, p4d or newer"))
             .blocks()
             .on(names),
     );
@@ -53,25 +53,41 @@ fn gpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let finding = match id {
             "nvidia-driver" => {
                 let nouveau = why.starts_with("nouveau");
-                let finding = Finding::new("nvidia-driver", Severity::Error, format!("the NVIDIA driver is not bound to {names}: {why}"))
-                    .why("Without it CUDA and GPUDirect do not work on these GPUs.")
-                    .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), why.clone());
+                let finding = Finding::new(
+                    "nvidia-driver",
+                    Severity::Error,
+                    format!("the NVIDIA driver is not bound to {names}: {why}"),
+                )
+                .why("Without it CUDA and GPUDirect do not work on these GPUs.")
+                .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), why.clone());
                 let finding = if nouveau {
-                    finding.fix("`echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/no-nouveau.conf && sudo update-initramfs -u`").reboot()
+                    finding.fix(Fix::host().run("echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/no-nouveau.conf && sudo update-initramfs -u")).reboot()
                 } else {
-                    finding.fix("`sudo modprobe nvidia && nvidia-smi`").root()
+                    finding.fix(Fix::host().run("sudo modprobe nvidia && nvidia-smi")).root()
                 };
                 finding.blocks()
             }
-            "gpu-passed-through" => Finding::new("gpu-passed-through", Severity::Info, format!("{names}: {why}"))
-                .why("Programs on this machine cannot use them; the virtual machine can.")
-                .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), "vfio-pci")
-                .blocks(),
-            _ => Finding::new("no-dev-nvidia", Severity::Error, "the GPUs have a driver, but this process has no /dev/nvidiactl")
-                .why("A container without the device files sees no GPU: CUDA fails with 'no device'.")
-                .seen("/dev", "no nvidiactl")
-                .fix("start the container with `--gpus all`   (or --device nvidia.com/gpu=all with CDI; in Kubernetes request nvidia.com/gpu)")
-                .blocks(),
+            "gpu-passed-through" => {
+                Finding::new("gpu-passed-through", Severity::Info, format!("{names}: {why}"))
+                    .why("Programs on this machine cannot use them; the virtual machine can.")
+                    .seen(format!("/sys/bus/pci/devices/{}/driver", addresses[0]), "vfio-pci")
+                    .blocks()
+            }
+            _ => Finding::new(
+                "no-dev-nvidia",
+                Severity::Error,
+                "the GPUs have a driver, but this process has no /dev/nvidiactl",
+            )
+            .why("A container without the device files sees no GPU: CUDA fails with 'no device'.")
+            .seen("/dev", "no nvidiactl")
+            .fix(
+                Fix::container()
+                    .option("--gpus all")
+                    .remark("or, with CDI")
+                    .option("--device nvidia.com/gpu=all")
+                    .remark("in Kubernetes: request nvidia.com/gpu"),
+            )
+            .blocks(),
         };
         found.push(finding.on(addresses));
     }
@@ -99,7 +115,7 @@ fn versions(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .why("NVML and CUDA fail to start. Typical causes: an upgrade without a reboot, or a library from another image.")
                 .seen("/proc/driver/nvidia/version", module.version.clone())
                 .seen("libnvidia-ml.so.1", library.error.clone().or(library.version.clone()).unwrap_or_default())
-                .fix("`sudo rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia`   (or reboot)")
+                .fix(Fix::host().run("sudo rmmod nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia").remark("or reboot"))
                 .reboot()
                 .blocks()
                 .on(facts.gpus.iter().map(|gpu| gpu.address.clone())),
@@ -130,7 +146,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("nic-other-namespace", Severity::Error, "the adapters' RDMA devices belong to another network namespace")
                 .why("RDMA devices in exclusive mode are visible only in the namespace of their interfaces: this container sees none, and programs fall back to TCP.")
                 .seen("/sys/class/infiniband", format!("{}, although mlx5_ib is loaded", present(facts)))
-                .fix("start the container with `--network host`   (or move the device into the container's network namespace with iproute2)")
+                .fix(Fix::container().option("--network host").remark("or move the device into the container's network namespace with iproute2"))
                 .root()
                 .blocks(),
         );
@@ -146,9 +162,9 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             }
         }
         let fix = if modules.is_empty() {
-            "load the RDMA module of the adapter's vendor, and ib_uverbs".to_owned()
+            Fix::host().remark("load the RDMA module of the adapter's vendor, and ib_uverbs")
         } else {
-            format!("`sudo modprobe -a {} ib_uverbs rdma_ucm`", modules.join(" "))
+            Fix::host().run(format!("sudo modprobe -a {} ib_uverbs rdma_ucm", modules.join(" ")))
         };
         let why = if driven {
             "their network driver is loaded, its RDMA module is not"
@@ -173,7 +189,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("no-nic", Severity::Info, "no RDMA adapter in this machine")
                 .why("Programs use TCP. The software NIC of nobounce gives them verbs, with access to GPU memory.")
                 .seen("/sys/class/infiniband", "no device")
-                .fix("start the program with `nobounce run --`"),
+                .fix(Fix::both().remark("put before the program").run("nobounce run --")),
         );
     }
     let software: Vec<_> = facts
@@ -187,7 +203,7 @@ fn adapters(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("software-nic", Severity::Info, format!("{} {} implemented in software by the kernel: no access to GPU memory", list(&names), one_or(&names, "is", "are")))
                 .why("rxe and siw support neither dma-buf nor peer memory, so GPU buffers are staged through host memory.")
                 .seen(format!("/sys/class/infiniband/{}", names[0]), software[0].driver.clone().unwrap_or_default())
-                .fix("start the program with `nobounce run --`   (a software NIC with access to GPU memory)")
+                .fix(Fix::both().remark("put before the program").run("nobounce run --").remark("a software NIC with access to GPU memory"))
                 .on(names),
         );
     }

@@ -1,7 +1,7 @@
 //! A failed step of a registration: headline and evidence from one fact.
 
 use super::{list, one_or};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Pair;
 use nobounce_topology::facts::{Facts, Probe, Registration};
 use nobounce_topology::methods;
@@ -68,17 +68,17 @@ impl FailedStep {
         let who = list(names);
         let finding = match self.step {
             Step::Export => Finding::new("dmabuf-export", severity, format!("{who}: memory cannot be exported as a dma-buf"))
-                .fix("use the open kernel module, 515 or newer, with a driver library for CUDA 11.7 or newer; virtual GPUs need support in the host's driver")
+                .fix(Fix::host().remark("use the open kernel module, 515 or newer, with a driver library for CUDA 11.7 or newer; virtual GPUs need support in the host's driver"))
                 .root(),
             Step::Import => Finding::new("dmabuf-nic", severity, format!("{who}: the driver of the {} takes no dma-bufs", one_or(names, "adapter", "adapters")))
-                .fix("upgrade the adapter's driver: DOCA-OFED, or a newer kernel (mlx5 since 5.12, efa since 5.16, irdma and bnxt_re since 6.5)")
+                .fix(Fix::host().remark("upgrade the adapter's driver: DOCA-OFED, or a newer kernel (mlx5 since 5.12, efa since 5.16, irdma and bnxt_re since 6.5)"))
                 .root(),
             Step::Register if self.errno == Some(ENOTSUPP) => Finding::new("dmabuf-register", severity, format!("{who}: NVIDIA's driver does not map the exported GPU memory for the {}", one_or(names, "adapter", "adapters")))
-                .fix("`UCX_IB_DIRECT_NIC=n`   (UCX 1.19 and newer; or name the adapter of the GPU's own data-direct function, with its port up, by UCX_NET_DEVICES)")
-                .fix("`sudo dmesg | tail -n 20`   (the drivers log the reason)"),
+                .fix(Fix::container().set("UCX_IB_DIRECT_NIC=n").remark("UCX 1.19 and newer; or name the adapter of the GPU's own data-direct function, with its port up, by UCX_NET_DEVICES"))
+                .fix(Fix::host().run("sudo dmesg | tail -n 20").remark("the drivers log the reason")),
             Step::Register => Finding::new("dmabuf-register", severity, format!("{who}: the {} refused GPU memory that was exported as a dma-buf", one_or(names, "adapter", "adapters")))
-                .fix("`sudo dmesg | tail -n 20`   (the adapter's driver logs the reason)")
-                .fix("upgrade the adapter's driver and firmware (DOCA-OFED, or a newer kernel)")
+                .fix(Fix::host().run("sudo dmesg | tail -n 20").remark("the adapter's driver logs the reason"))
+                .fix(Fix::host().remark("upgrade the adapter's driver and firmware (DOCA-OFED, or a newer kernel)"))
                 .root(),
         };
         let why = match self.step {

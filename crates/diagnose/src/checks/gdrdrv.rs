@@ -1,6 +1,6 @@
 //! gdrdrv and nvidia_peermem against NVIDIA's module and libgdrapi: versions and flavours.
 
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Facts, Gdrdrv, NvidiaModule, version_pair};
 
@@ -10,7 +10,7 @@ const FIRST: (u32, u32) = (2, 0);
 const CALLS: [((u32, u32), &str); 2] =
     [((2, 4), "gdr_get_info_v2"), ((2, 5), "gdr_pin_buffer_v2 and the choice of mapping types")];
 const RELOAD: &str =
-    "`sudo apt install --reinstall gdrdrv-dkms && sudo modprobe -r gdrdrv && sudo modprobe gdrdrv`";
+    "sudo apt install --reinstall gdrdrv-dkms && sudo modprobe -r gdrdrv && sudo modprobe gdrdrv";
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let facts = analysis.facts;
@@ -55,7 +55,7 @@ fn flavour(facts: &Facts, module: &Gdrdrv, nvidia: &NvidiaModule) -> Option<Find
                 "Built for the proprietary flavour it maps memory of this GPU uncached, and copies are slow.",
             )
             .seen("/proc/driver/gdrdrv/params", "no flavour: gdrdrv before 2.5, or hidden by a container")
-            .fix("`sudo dmesg | grep 'loading gdrdrv'`")
+            .fix(Fix::host().run("sudo dmesg | grep 'loading gdrdrv'"))
             .root()
         });
     };
@@ -88,9 +88,11 @@ fn flavour(facts: &Facts, module: &Gdrdrv, nvidia: &NvidiaModule) -> Option<Find
         .why(why)
         .seen(source, format!("built for the {built} flavour"))
         .seen("/proc/driver/nvidia/version", format!("{}, {loaded}", nvidia.version))
-        .fix(format!(
-            "{RELOAD}   (it is built for the sources in /usr/src/nvidia-*: remove those of other versions)"
-        ))
+        .fix(
+            Fix::host()
+                .run(RELOAD)
+                .remark("it is built for the sources in /usr/src/nvidia-*: remove those of other versions"),
+        )
         .root(),
     )
 }
@@ -109,7 +111,7 @@ fn version(facts: &Facts, module: &Gdrdrv) -> Option<Finding> {
         return Some(
             finding(Severity::Warning, "the one does not open the other")
                 .why("gdr_open fails: UCX and NVSHMEM use slow copies for short messages.")
-                .fix(format!("{RELOAD}   (and the same version of libgdrapi in the image)"))
+                .fix(Fix::host().run(RELOAD).remark("and the same version of libgdrapi in the image"))
                 .root(),
         );
     }
@@ -124,7 +126,7 @@ fn version(facts: &Facts, module: &Gdrdrv) -> Option<Finding> {
     Some(
         finding(Severity::Info, "the module is older")
             .why(format!("GDRCopy works without {}.", missing.join(", ")))
-            .fix(RELOAD)
+            .fix(Fix::host().run(RELOAD))
             .root(),
     )
 }
@@ -140,7 +142,7 @@ fn peermem(facts: &Facts, nvidia: &NvidiaModule) -> Option<Finding> {
             .why("The module uses functions of the driver that it was built with. Registrations can fail or end in callbacks without a context, and the next boot may refuse the module.")
             .seen("/sys/module/nvidia_peermem/version", module)
             .seen("/proc/driver/nvidia/version", nvidia.version.clone())
-            .fix("`sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem`   (if the version stays, reinstall the driver: `sudo dkms autoinstall --force`)")
+            .fix(Fix::host().run("sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem").remark("if the version stays, reinstall the driver").run("sudo dkms autoinstall --force"))
             .root(),
     )
 }

@@ -1,7 +1,7 @@
 //! RoCE addresses: the entries of the GID table, and the one that programs will use.
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Gid, Nic, Port};
 
@@ -88,7 +88,7 @@ fn empty_tables(all: &[Table<'_>], found: &mut Vec<Finding>) {
             Finding::new("gid-none", Severity::Error, format!("{}: no usable RoCE address", list(&hit)))
                 .why("The table is empty, or all its entries belong to other namespaces: connections fail ('failed to query GID', 'Invalid argument').")
                 .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(empty[0].1))
-                .fix("give the interface of this namespace an IP address, or use the host's network: start the container with `--network host`")
+                .fix(Fix::container().remark("give the interface of this namespace an IP address, or use the host's network").option("--network host"))
                 .blocks()
                 .on(hit),
         );
@@ -112,10 +112,11 @@ fn v1_only(all: &[Table<'_>], found: &mut Vec<Finding>) {
                     format!("/sys/class/infiniband/{}/ports/1/gid_attrs/types", hit[0]),
                     old[0].2.iter().map(|gid| gid.kind.as_str()).collect::<Vec<_>>().join(", "),
                 )
-                .fix(format!(
-                    "give the interface an IP address; `{}`",
-                    super::each(&hit, "sudo cma_roce_mode -d {} -p 1 -m 2")
-                ))
+                .fix(
+                    Fix::both()
+                        .remark("give the interface an IP address")
+                        .each(&hit, "sudo cma_roce_mode -d {} -p 1 -m 2"),
+                )
                 .root()
                 .blocks()
                 .on(hit),
@@ -137,10 +138,10 @@ fn link_local_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<F
             Finding::new("gid-no-ip", if many { Severity::Error } else { Severity::Warning }, format!("{}: only link-local RoCE addresses", list(&hit)))
                 .why("The interface has no IP address here. Link-local ones work within one switch at best; NCCL chooses them and ends with error 12 between subnets.")
                 .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(local[0].1))
-                .fix("give the interface an IP address of the RDMA network (containers: start with `--network host`, or give the pod this network)")
+                .fix(Fix::both().remark("give the interface an IP address of the RDMA network; in a container").option("--network host").remark("or give the pod this network"))
                 .fix(match best(local[0].2) {
-                    Some(gid) => format!("within one switch, for programs that search for an IPv4 address only (Mooncake): `MC_GID_INDEX={}`", gid.index),
-                    None => "within one switch only: name the entry (MC_GID_INDEX, NCCL_IB_GID_INDEX)".to_owned(),
+                    Some(gid) => Fix::container().remark("within one switch, for programs that search for an IPv4 address only (Mooncake)").set(format!("MC_GID_INDEX={}", gid.index)),
+                    None => Fix::container().remark("within one switch only: name the entry (MC_GID_INDEX, NCCL_IB_GID_INDEX)"),
                 })
                 .root()
                 .blocks()
@@ -170,10 +171,10 @@ fn ipv6_only(analysis: &Analysis<'_>, all: &[Table<'_>], found: &mut Vec<Finding
             )
             .why("Programs that search for an IPv4 address (NCCL, UCCL, Mooncake) find none and fall back to entry 0, which is link-local: between subnets every operation ends with status 12.")
             .seen(format!("/sys/class/infiniband/{}/ports/1/gids", hit[0]), entries(six[0].1))
-            .fix("`NCCL_IB_ADDR_FAMILY=AF_INET6`   (or give the interface an IPv4 address)")
+            .fix(Fix::container().set("NCCL_IB_ADDR_FAMILY=AF_INET6").remark("or give the interface an IPv4 address"))
             .fix(match best(six[0].2) {
-                Some(gid) => format!("other programs: name the entry, with MC_GID_INDEX, UCCL_IB_GID_INDEX or NVSHMEM_IB_GID_INDEX={}", gid.index),
-                None => "other programs: name the entry".to_owned(),
+                Some(gid) => Fix::container().remark("other programs: name the entry").set(format!("MC_GID_INDEX={0} UCCL_IB_GID_INDEX={0} NVSHMEM_IB_GID_INDEX={0}", gid.index)),
+                None => Fix::container().remark("other programs: name the entry"),
             })
             .on(hit),
         );
@@ -191,8 +192,8 @@ fn tables_with_holes(all: &[Table<'_>], found: &mut Vec<Finding>) {
                 .why("They belong to other namespaces. NCCL before 2.24 aborts or crashes on them when it selects an entry ('read failed ... Invalid argument', NCCL_IB_ROCE_VERSION_NUM).")
                 .seen(format!("{} gid_attrs/types", hit[0]), format!("entries {}", holes[0].1.unreadable_gids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")))
                 .fix(match best(holes[0].2) {
-                    Some(gid) => format!("use a current NCCL, or name the entry: `NCCL_IB_GID_INDEX={}`", gid.index),
-                    None => "use a current NCCL".to_owned(),
+                    Some(gid) => Fix::container().set(format!("NCCL_IB_GID_INDEX={}", gid.index)).remark("or use a current NCCL"),
+                    None => Fix::container().remark("use a current NCCL"),
                 })
                 .on(hit),
         );
@@ -225,7 +226,7 @@ fn unread_tables(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/class/infiniband/{}/ports/1/gids", first.name),
                 first.ports[0].gids.why_not().unwrap_or_default(),
             )
-            .fix(format!("`show_gids {}`", first.name))
+            .fix(Fix::both().run(format!("show_gids {}", first.name)))
             .on(unread.iter().map(|nic| nic.name.clone())),
         );
     }
@@ -272,11 +273,13 @@ fn index(analysis: &Analysis<'_>, wanted: i64, set: &Setting<'_>, found: &mut Ve
     indexes.sort_unstable();
     indexes.dedup();
     let fix = match (indexes.as_slice(), better) {
-        ([one], _) if names.len() == tables_of(analysis).len() => format!("`{}={one}`", set.name),
-        _ => format!(
-            "`unset {}`   (current {} selects the entry; a fixed index cannot fit adapters or pods with different tables)",
-            set.name, set.program
-        ),
+        ([one], _) if names.len() == tables_of(analysis).len() => {
+            Fix::container().set(format!("{}={one}", set.name))
+        }
+        _ => Fix::container().run(format!("unset {}", set.name)).remark(format!(
+            "current {} selects the entry; a fixed index cannot fit adapters or pods with different tables",
+            set.program
+        )),
     };
     // A default RoCE v1 GID still reaches the neighbours of a flat network. An index that was set
     // explicitly was meant for another GID table.

@@ -2,9 +2,9 @@
 //! onto it.
 
 use super::{bytes, list};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
-use nobounce_topology::facts::{ATTRIBUTE_UNKNOWN, Gpu, GpuVendor};
+use nobounce_topology::facts::{ATTRIBUTE_UNKNOWN, Facts, Gpu, GpuVendor};
 use nobounce_topology::gpudirect;
 use nobounce_topology::methods::Answer;
 
@@ -35,9 +35,13 @@ fn class(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let severity = if analysis.has_hardware_nic() { Severity::Warning } else { Severity::Info };
     let virtual_gpu = analysis.facts.is_virtual() && !gpudirect::is_consumer(first.title());
     let fix = if virtual_gpu {
-        "ask the operator for a GPU passed through as a whole, or a vGPU type with GPUDirect support"
+        Fix::both().remark(
+            "ask the operator for a GPU passed through as a whole, or a vGPU type with GPUDirect support",
+        )
     } else {
-        "use a data-centre or RTX professional GPU for GPUDirect; on this one NCCL and UCX stage. `nobounce run --` before the program uses the window, where the driver allows it"
+        Fix::both()
+            .remark("use a data-centre or RTX professional GPU for GPUDirect; on this one NCCL and UCX stage. To use the window, where the driver allows it, put before the program")
+            .run("nobounce run --")
     };
     found.push(
         Finding::new("gpu-class", severity, format!("{}: the driver does not support GPUDirect RDMA for it", first.title()))
@@ -64,7 +68,7 @@ fn consumer(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("gpu-class", severity, format!("{}: NVIDIA offers GPUDirect RDMA for data-centre and professional GPUs only", first.title()))
             .why("Drivers for GeForce cards refuse it, whatever modules are loaded: registering their memory fails (EFAULT, EINVAL), and NCCL and UCX stage. The driver was not asked here: only it or a registration proves it.")
             .seen("name", first.title())
-            .fix("use a data-centre or RTX professional GPU for GPUDirect; on this one NCCL and UCX stage")
+            .fix(Fix::both().remark("use a data-centre or RTX professional GPU for GPUDirect; on this one NCCL and UCX stage"))
             .on(addresses(&gpus)),
     );
 }
@@ -115,13 +119,20 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 bytes(bar.saturating_sub(RESERVED))
             ))
             .seen("BAR1", bytes(bar));
-        let finding = match larger {
-            Some(largest) => finding
-                .seen("resizable BAR", format!("up to {}", bytes(largest)))
-                .fix("enable 'Above 4G decoding' and 'Resizable BAR' in the firmware (BIOS) setup")
-                .reboot(),
-            None => finding.fix("register smaller buffers (a window at a time), or let the library stage: `UCX_IB_GPU_DIRECT_RDMA=n`, `NCCL_NET_GDR_LEVEL=LOC`"),
-        };
+        let finding =
+            match larger {
+                Some(largest) => finding
+                    .seen("resizable BAR", format!("up to {}", bytes(largest)))
+                    .fix(Fix::host().remark(
+                        "enable 'Above 4G decoding' and 'Resizable BAR' in the firmware (BIOS) setup",
+                    ))
+                    .reboot(),
+                None => finding.fix(
+                    Fix::container()
+                        .set("UCX_IB_GPU_DIRECT_RDMA=n NCCL_NET_GDR_LEVEL=LOC")
+                        .remark("the libraries then stage; or register smaller buffers, a window at a time"),
+                ),
+            };
         found.push(finding.on(addresses(&small)));
     }
     let full: Vec<&Gpu> = facts
@@ -134,11 +145,16 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("bar1-full", Severity::Warning, format!("{}: BAR1 is nearly full", first.title()))
                 .why("New registrations fail with ENOMEM. Possible holders: another process, a leaking registration cache, or GDRCopy and dma-buf mapping the same memory twice.")
                 .seen("BAR1 in use", format!("{} of {}", bytes(first.bar1_used_bytes.get().unwrap_or(0)), bytes(first.bar1_bytes.get().unwrap_or(0))))
-                .fix("`nvidia-smi -q -d MEMORY`; end the processes that hold mappings")
+                .fix(Fix::both().run("nvidia-smi -q -d MEMORY").remark("end the processes that hold mappings"))
                 .slows()
                 .on(addresses(&full)),
         );
     }
+    unassigned(facts, found);
+}
+
+/// GPUs whose BARs the firmware did not place.
+fn unassigned(facts: &Facts, found: &mut Vec<Finding>) {
     let none: Vec<&Gpu> = facts
         .gpus
         .iter()
@@ -161,7 +177,10 @@ fn bar1(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("The driver cannot start the GPU ('BAR1 is 0M @ 0x0' in the kernel log).")
             .seen(format!("/sys/bus/pci/devices/{}/resource", none[0].address), "no region")
-            .fix("enable 'Above 4G decoding' in the firmware setup, or boot with pci=realloc")
+            .fix(
+                Fix::host()
+                    .remark("enable 'Above 4G decoding' in the firmware setup, or boot with pci=realloc"),
+            )
             .reboot()
             .blocks()
             .on(addresses(&none)),
@@ -177,7 +196,7 @@ fn modes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("mig", Severity::Info, format!("{}: divided into instances (MIG)", list(&addresses(&mig))))
                 .why("GPUDirect RDMA works from an instance, but instances have no P2P: NCCL between two instances of one GPU does not work, and each has a part of BAR1.")
                 .seen("MIG mode", "enabled")
-                .fix("`sudo nvidia-smi -mig 0`   (if MIG is not needed)")
+                .fix(Fix::host().run("sudo nvidia-smi -mig 0").remark("if MIG is not needed"))
                 .root()
                 .on(addresses(&mig)),
         );
@@ -189,7 +208,7 @@ fn modes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("confidential", Severity::Warning, format!("{}: confidential computing is on", list(&addresses(&confidential))))
                 .why("Its memory is closed to other devices: all data goes through encrypted bounce buffers in host memory.")
                 .seen("confidential computing", "on")
-                .fix("if not needed, disable it with NVIDIA's gpu-admin-tools (`nvidia_gpu_tools.py --set-cc-mode=off`)")
+                .fix(Fix::host().remark("if not needed, disable it with NVIDIA's gpu-admin-tools").run("nvidia_gpu_tools.py --set-cc-mode=off"))
                 .reboot()
                 .blocks()
                 .on(addresses(&confidential)),
@@ -209,17 +228,33 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     {
         match node {
             None => found.push(
-                Finding::new("gdrdrv-node", Severity::Warning, "gdrdrv is loaded, but this process has no /dev/gdrdrv")
-                    .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
-                    .seen("/dev/gdrdrv", "not there")
-                    .fix("start the container with `--device /dev/gdrdrv`   (Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator)")
+                Finding::new(
+                    "gdrdrv-node",
+                    Severity::Warning,
+                    "gdrdrv is loaded, but this process has no /dev/gdrdrv",
+                )
+                .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
+                .seen("/dev/gdrdrv", "not there")
+                .fix(
+                    Fix::container()
+                        .option("--device /dev/gdrdrv")
+                        .remark("Kubernetes: mount it, or driver.gdrcopy.enabled of the GPU operator"),
+                ),
             ),
             Some(node) if !node.open.ok => found.push(
-                Finding::new("gdrdrv-node", Severity::Warning, format!("/dev/gdrdrv cannot be opened: {}", node.open.detail))
-                    .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
-                    .seen("/dev/gdrdrv", node.open.detail.clone())
-                    .fix("`sudo chmod 0666 /dev/gdrdrv`   (and allow it in the container's device cgroup)")
-                    .root(),
+                Finding::new(
+                    "gdrdrv-node",
+                    Severity::Warning,
+                    format!("/dev/gdrdrv cannot be opened: {}", node.open.detail),
+                )
+                .why("GDRCopy fails to open; UCX and NVSHMEM use slow copies for short messages.")
+                .seen("/dev/gdrdrv", node.open.detail.clone())
+                .fix(
+                    Fix::host()
+                        .run("sudo chmod 0666 /dev/gdrdrv")
+                        .remark("and allow it in the container's device cgroup"),
+                )
+                .root(),
             ),
             Some(_) => {}
         }
@@ -232,7 +267,7 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("bar1-uncached", Severity::Warning, "the driver maps BAR1 uncached: the CPU's window onto GPU memory is slow")
                 .why("RmForceDisableIomapWC=1 switches write combining off, as GPUDirect Storage by P2PDMA requires on x86. Stores of nobounce's software NIC and of GDRCopy then go word by word; adapters are not concerned.")
                 .seen("/proc/driver/nvidia/params: RegistryDwords", dwords.clone())
-                .fix("remove RmForceDisableIomapWC from NVreg_RegistryDwords in /etc/modprobe.d unless GPUDirect Storage needs it")
+                .fix(Fix::host().remark("remove RmForceDisableIomapWC from NVreg_RegistryDwords in /etc/modprobe.d unless GPUDirect Storage needs it"))
                 .reboot(),
         );
     }
@@ -252,7 +287,7 @@ fn window(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 "window probe",
                 first.window_probe.known().map(|probe| probe.detail.clone()).unwrap_or_default(),
             )
-            .fix("`sudo modprobe gdrdrv`   (from GDRCopy)")
+            .fix(Fix::host().run("sudo modprobe gdrdrv").remark("from GDRCopy"))
             .root()
             .on(addresses(&blocked)),
         );
@@ -285,7 +320,10 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("No program can use these GPUs until the fabric manager runs in the driver's version.")
             .seen("CUDA", first.gpudirect_rdma.why_not().unwrap_or_default())
-            .fix("`sudo systemctl enable --now nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric`")
+            .fix(
+                Fix::host()
+                    .run("sudo systemctl enable --now nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric"),
+            )
             .root()
             .blocks()
             .on(addresses(&waiting)),
@@ -305,9 +343,13 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             finding.why("Without CUDA's attributes or a registration, support for GPUDirect RDMA and dma-buf is not known.")
         };
         let finding = if why_not.starts_with(ATTRIBUTE_UNKNOWN) {
-            finding.fix("`nobounce doctor`   (its registration probe decides), or upgrade the driver to 465 or newer, which reports the attribute")
+            finding.fix(Fix::both().run("nobounce doctor").remark("its registration probe decides, or upgrade the driver to 465 or newer, which reports the attribute"))
         } else {
-            finding.fix("run `nobounce doctor` where libcuda.so.1 is installed and the GPU visible (CUDA_VISIBLE_DEVICES)")
+            finding.fix(
+                Fix::both()
+                    .run("nobounce doctor")
+                    .remark("where libcuda.so.1 is installed and the GPU visible (CUDA_VISIBLE_DEVICES)"),
+            )
         };
         found.push(finding.on(addresses(&silent)));
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{GpuPeer, PeerDenied};
 
@@ -55,7 +55,7 @@ fn unknown(between: &str, why: &str) -> Finding {
     Finding::new("gpu-peers", Severity::Unknown, format!("whether there is peer access {between} is unknown"))
         .why("Without it NCCL and UCX copy through host memory, inside of the machine too.")
         .seen("nvmlDeviceGetP2PStatus", why)
-        .fix("`nvidia-smi topo -p2p rw`")
+        .fix(Fix::both().run("nvidia-smi topo -p2p rw"))
 }
 
 fn none(analysis: &Analysis<'_>, why: PeerDenied, pairs: &[&GpuPeer]) -> Finding {
@@ -76,13 +76,13 @@ fn none(analysis: &Analysis<'_>, why: PeerDenied, pairs: &[&GpuPeer]) -> Finding
     let finding = match why {
         PeerDenied::Gpu => finding,
         PeerDenied::Disabled => finding
-            .fix("remove the key (RMForceP2PType and others) from NVreg_RegistryDwords: `grep -r NVreg /etc/modprobe.d; grep RegistryDwords /proc/driver/nvidia/params`")
+            .fix(Fix::host().remark("remove the key (RMForceP2PType and others) from NVreg_RegistryDwords").run("grep -r NVreg /etc/modprobe.d; grep RegistryDwords /proc/driver/nvidia/params"))
             .reboot(),
         PeerDenied::Unsupported if analysis.facts.is_virtual() => {
-            finding.fix("operators: pass the GPUs through with their NVSwitches, or put them below one switch of the guest")
+            finding.fix(Fix::both().remark("operators: pass the GPUs through with their NVSwitches, or put them below one switch of the guest"))
         }
         PeerDenied::Chipset | PeerDenied::Topology | PeerDenied::Unsupported => finding
-            .fix("place the GPUs below one PCIe switch, or use pairs that have access: `nvidia-smi topo -p2p rw`"),
+            .fix(Fix::both().remark("place the GPUs below one PCIe switch, or use pairs that have access").run("nvidia-smi topo -p2p rw")),
     };
     finding.on(addresses(pairs))
 }

@@ -1,7 +1,7 @@
 //! The IOMMU: passthrough, translating, or off; and ATS (address translation services).
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Facts, PciDevice};
 use nobounce_topology::platform::Platform;
@@ -42,7 +42,7 @@ fn grace(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("The driver binds the GPU to page tables of the processor (ATS, SVA). Kernels before 6.11 cannot do so in passthrough: CUDA programs fail, and GPUs look busy.")
             .seen("/proc/cmdline", word)
             .seen("uname -r", facts.kernel.release.clone())
-            .fix("use kernel 6.11 or newer or NVIDIA's own, or replace the word by iommu.passthrough=0 in the kernel command line and boot again")
+            .fix(Fix::host().remark("use kernel 6.11 or newer or NVIDIA's own, or replace the word by iommu.passthrough=0 in the kernel command line and boot again"))
             .reboot(),
     );
 }
@@ -67,7 +67,7 @@ fn mappings(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("Each page of a registration needs a mapping. A dma-buf of many gigabytes exhausts them: ibv_reg_dmabuf_mr fails with ENOMEM although memory is free.")
             .seen("/proc/cmdline", words.join(" "))
             .seen(format!("{} with {}", failed.gpu, failed.nic), failed.probe.detail.clone())
-            .fix(boot_with(passthrough(facts)))
+            .fixes(boot_with(passthrough(facts)))
             .reboot(),
     );
 }
@@ -83,10 +83,11 @@ pub(super) fn passthrough(facts: &Facts) -> &'static str {
 
 /// Adds words to the kernel command line behind those that are there, with the tools of both families
 /// of distributions. Earlier words about the IOMMU go: a later one would outweigh these.
-pub(super) fn boot_with(words: &str) -> String {
-    format!(
-        "`sudo sed -Ei '/^GRUB_CMDLINE_LINUX/s/([ \"])((intel|amd)_)?iommu(\\.passthrough)?=[^ \"]*/\\1/g; s/^(GRUB_CMDLINE_LINUX=\"[^\"]*)/\\1 {words}/' /etc/default/grub && sudo update-grub`   (Debian, Ubuntu), or `sudo grubby --update-kernel=ALL --remove-args='iommu intel_iommu amd_iommu iommu.passthrough' --args='{words}'`   (RHEL, Fedora); then `sudo reboot`"
-    )
+pub(super) fn boot_with(words: &str) -> [Fix; 2] {
+    let grub = "sudo sed -Ei '/^GRUB_CMDLINE_LINUX/s/([ \"])((intel|amd)_)?iommu(\\.passthrough)?=[^ \"]*/\\1/g; s/^(GRUB_CMDLINE_LINUX=\"[^\"]*)/\\1 {words}/' /etc/default/grub && sudo update-grub && sudo reboot";
+    let grubby = "sudo grubby --update-kernel=ALL --remove-args='iommu intel_iommu amd_iommu iommu.passthrough' --args='{words}' && sudo reboot";
+    let fix = |command: &str| Fix::host().run(command.replace("{words}", words));
+    [fix(grub).remark("on Debian and Ubuntu"), fix(grubby).remark("on RHEL and Fedora")]
 }
 
 /// Whether an IOMMU translates the addresses of a device; none where that is not known.
@@ -130,7 +131,7 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 group.and_then(|group| group.kind.clone()).unwrap_or_else(|| "unknown; the command line has no iommu=pt".to_owned()),
             )
             .seen("/proc/cmdline", facts.kernel.command_line.known().map_or_else(|| "unread".to_owned(), |line| iommu_words(line)))
-            .fix(boot_with(passthrough(facts)))
+            .fixes(boot_with(passthrough(facts)))
             .reboot()
             .on(translated.iter().map(|device| device.address.clone()).chain(names));
         found.push(if ats { finding } else { finding.slows() });
@@ -167,7 +168,7 @@ fn translation(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("iommu-unread", Severity::Unknown, format!("IOMMU translation for {} is unknown", list(&names)))
                 .why("With translation, peer-to-peer packets go through the processor, at a fraction of the bandwidth.")
                 .seen(format!("/sys/bus/pci/devices/{}/iommu_group", first.address), why)
-                .fix("`sudo dmesg | grep -i iommu; cat /sys/kernel/iommu_groups/*/type`")
+                .fix(Fix::host().run("sudo dmesg | grep -i iommu; cat /sys/kernel/iommu_groups/*/type"))
                 .on(names),
         );
     }
@@ -177,7 +178,7 @@ fn ats_off(names: &[String]) -> Finding {
     Finding::new("ats-off", Severity::Warning, format!("{}: address translation services (ATS) are off", list(names)))
         .why("In a virtual machine the host's IOMMU translates every peer-to-peer packet. Only ATS routes them directly through the switch.")
         .seen(format!("{} ATSCtl", names[0]), "Enable-")
-        .fix("on the host: ATS_ENABLED=1 with mlxconfig, reset the adapter, keep ACS with Direct Translated on the switch; then restart the guest")
+        .fix(Fix::both().remark("on the virtual machine's host: ATS_ENABLED=1 with mlxconfig, reset the adapter, keep ACS with Direct Translated on the switch; then restart the guest"))
         .reboot()
         .slows()
         .on(names.to_vec())
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_last_word_about_the_iommu_is_ours() {
-        let fix = super::boot_with("intel_iommu=on iommu=pt");
+        let [fix, other] = super::boot_with("intel_iommu=on iommu=pt").map(|fix| fix.to_string());
         let script = fix.split("sed -Ei '").nth(1).unwrap().split('\'').next().unwrap();
         let before = "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet iommu.passthrough=0\"\nGRUB_CMDLINE_LINUX=\"intel_iommu=off iommu=nopt ro vfio_iommu_type1.x=1\"\nX=iommu=1\n";
         let mut sed = Command::new("sed")
@@ -216,6 +217,6 @@ mod tests {
                 "X=iommu=1"
             ]
         );
-        assert!(fix.contains("--remove-args='iommu intel_iommu amd_iommu iommu.passthrough'"), "{fix}");
+        assert!(other.contains("--remove-args='iommu intel_iommu amd_iommu iommu.passthrough'"), "{other}");
     }
 }

@@ -1,7 +1,7 @@
 //! What the kernel said about it all.
 
 use super::iommu::{boot_with, passthrough};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -19,7 +19,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("iommu-faults", Severity::Warning, "the IOMMU blocked accesses of a device")
                 .why("Transfers between devices end in errors (status 4, syndrome 0x51) or hang.")
                 .seen("kernel log", line.trim())
-                .fix(boot_with(passthrough(analysis.facts)))
+                .fixes(boot_with(passthrough(analysis.facts)))
                 .reboot(),
         );
     }
@@ -33,14 +33,18 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         let (name, confirm, fix) = if line.to_ascii_lowercase().contains("apparmor") {
             (
                 "AppArmor",
-                "start the container with `--security-opt apparmor=unconfined`   (to confirm)",
-                "allow the file in the profile: `sudo aa-status` lists them",
+                Fix::container().option("--security-opt apparmor=unconfined").remark("to confirm"),
+                Fix::host()
+                    .run("sudo aa-status")
+                    .remark("it lists the profiles: allow the file in that of the program"),
             )
         } else {
             (
                 "SELinux",
-                "start the container with `--security-opt label=disable`   (to confirm)",
-                "allow it by the policy: `sudo setsebool -P container_use_devices on`",
+                Fix::container().option("--security-opt label=disable").remark("to confirm"),
+                Fix::host()
+                    .remark("allow it by the policy")
+                    .run("sudo setsebool -P container_use_devices on"),
             )
         };
         found.push(
@@ -63,7 +67,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("pcie-errors", Severity::Warning, "the PCIe bus reported errors")
                 .why("A faulty link retransmits and slows down, or trains to a lower speed.")
                 .seen("kernel log", line.trim())
-                .fix("reseat the card or riser; `sudo lspci -vvv | grep -A3 UESta`")
+                .fix(Fix::host().remark("reseat the card or riser").run("sudo lspci -vvv | grep -A3 UESta"))
                 .root(),
         );
     }
@@ -74,7 +78,10 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             Finding::new("bar1-unassigned", Severity::Error, "the firmware assigned no BAR1 to a GPU")
                 .why("The driver cannot start the GPU.")
                 .seen("kernel log", line.trim())
-                .fix("enable 'Above 4G decoding' in the firmware setup, or boot with pci=realloc")
+                .fix(
+                    Fix::host()
+                        .remark("enable 'Above 4G decoding' in the firmware setup, or boot with pci=realloc"),
+                )
                 .reboot(),
         );
     }
@@ -105,7 +112,7 @@ fn peermem(analysis: &Analysis<'_>, lines: &[String], found: &mut Vec<Finding>) 
             Finding::new("peermem-symbols", severity, format!("the peer-memory module was built against another {other} than the loaded one"))
                 .why("The module fails to load or has no effect: an upgrade of OFED, DOCA, the network operator or the GPU driver replaced the version it was built against.")
                 .seen("kernel log", line.trim())
-                .fix("reinstall the NVIDIA driver after OFED/DOCA (`sudo dkms autoinstall --force`; or restart the driver container of the GPU operator), then `sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem`   (a module of the old version that stays loaded keeps the new one out)")
+                .fix(Fix::host().remark("reinstall the NVIDIA driver after OFED/DOCA").run("sudo dkms autoinstall --force").remark("or restart the driver container of the GPU operator, then").run("sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem").remark("a module of the old version that stays loaded keeps the new one out"))
                 .root(),
         );
     }
@@ -114,7 +121,7 @@ fn peermem(analysis: &Analysis<'_>, lines: &[String], found: &mut Vec<Finding>) 
             Finding::new("peermem-callback", Severity::Warning, "nvidia_peermem reports memory that was freed while registered")
                 .why("The program freed GPU memory before it deregistered it, or the module lost its context: registrations may fail or lead nowhere. Registration by dma-buf does not use this callback.")
                 .seen("kernel log", line.trim())
-                .fix("use dma-buf: the open kernel module and NCCL, UCX or libfabric of a current version")
+                .fix(Fix::host().remark("use dma-buf: the open kernel module and NCCL, UCX or libfabric of a current version"))
                 .reboot(),
         );
     }

@@ -1,6 +1,7 @@
 //! Combinations of versions that are known to crash, hang or fail: one table.
 
-use crate::finding::{Finding, Severity};
+use crate::finding::FixPart::{self, Assignment, Remark};
+use crate::finding::{Finding, Fix, Severity, Side};
 use crate::nccl::{self, Network};
 use crate::ucx;
 use nobounce_topology::analysis::Analysis;
@@ -63,6 +64,14 @@ impl Part {
         }
     }
 
+    /// Where it is changed.
+    const fn side(self) -> Side {
+        match self {
+            Self::Driver | Self::Kernel | Self::NvPeerMem | Self::GdrDrv => Side::Host,
+            Self::Nccl | Self::Ucx | Self::Verbs | Self::Slingshot => Side::Container,
+        }
+    }
+
     /// The version, and its source where that is not the part itself.
     fn version(self, analysis: &Analysis<'_>) -> Option<(Version, String, Option<&'static str>)> {
         let facts = analysis.facts;
@@ -110,7 +119,7 @@ struct Known {
     strikes: Strikes,
     happens: &'static str,
     source: &'static str,
-    fix: &'static str,
+    fix: &'static [FixPart<&'static str>],
 }
 
 const TABLE: [Known; 14] = [
@@ -126,7 +135,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::Slow(is_bond, "UCX"),
         happens: "applies enhanced connection establishment (ECE) by default: rc_verbs over a bond falls to MB/s",
         source: "openucx/ucx#11955",
-        fix: "`UCX_RC_ECE=0`   (or leave rc_mlx5 in UCX_TLS)",
+        fix: &[Assignment("UCX_RC_ECE=0"), Remark("or leave rc_mlx5 in UCX_TLS")],
     },
     Known {
         part: Part::Ucx,
@@ -144,7 +153,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::Library("UCX"),
         happens: "crashes with CUDA 13 when it probes dma-buf of pool allocations",
         source: "rapidsai/ucxx#749",
-        fix: "`UCX_CUDA_COPY_DMABUF=no`   (or UCX 1.21)",
+        fix: &[Assignment("UCX_CUDA_COPY_DMABUF=no"), Remark("or UCX 1.21")],
     },
     Known {
         part: Part::Nccl,
@@ -161,7 +170,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::Library("NCCL"),
         happens: "fails in ibv_reg_dmabuf_mr (Operation not supported) where only the GPU has dma-buf: it does not fall back to peer memory",
         source: "NVIDIA/nccl#778",
-        fix: "`NCCL_DMABUF_ENABLE=0`   (or a newer NCCL)",
+        fix: &[Assignment("NCCL_DMABUF_ENABLE=0"), Remark("or a newer NCCL")],
     },
     Known {
         part: Part::Nccl,
@@ -174,7 +183,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::Library("NCCL"),
         happens: "closes connections of its UCX plugin in jobs above 128 ranks",
         source: "NVIDIA/nccl#947",
-        fix: "`NCCL_NET=IB`   (or another version of NCCL)",
+        fix: &[Assignment("NCCL_NET=IB"), Remark("or another version of NCCL")],
     },
     Known {
         part: Part::Nccl,
@@ -192,7 +201,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::Library("NCCL"),
         happens: "hangs or aborts (free(): invalid next size) with NVLS and adapters of two active ports",
         source: "NVIDIA/nccl#1043",
-        fix: "`NCCL_NVLS_ENABLE=0`   (or NCCL 2.20 and newer)",
+        fix: &[Assignment("NCCL_NVLS_ENABLE=0"), Remark("or NCCL 2.20 and newer")],
     },
     Known {
         part: Part::NvPeerMem,
@@ -208,7 +217,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::Path,
         happens: "deadlocks with OFED 5.1 to 5.9 when memory is freed (lock inversion, bug 2696789)",
         source: "Mellanox/nv_peer_memory#92",
-        fix: "use nv_peer_mem 1.2 or newer, or nvidia_peermem of driver 470 and newer",
+        fix: &[Remark("use nv_peer_mem 1.2 or newer, or nvidia_peermem of driver 470 and newer")],
     },
     Known {
         part: Part::Driver,
@@ -221,7 +230,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::PathPerhaps,
         happens: "crashes the kernel when a debugger or a crash handler reads GPU mappings (nvidia_vma_access)",
         source: "NVIDIA/open-gpu-kernel-modules#1107",
-        fix: "upgrade the driver to 595.71.05 or newer",
+        fix: &[Remark("upgrade the driver to 595.71.05 or newer")],
     },
     Known {
         part: Part::Kernel,
@@ -234,7 +243,9 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::Library("NCCL"),
         happens: "refuses NCCL's registrations on GB10 (ibv_reg_mr_iova2: Cannot allocate memory): kexec handover (KHO) takes the contiguous memory (CmaTotal 0)",
         source: "MiaAI-Lab/DeepSeek-v4.1-Flash-DGX-Sparks#14",
-        fix: "add kho=off to the kernel command line and boot again, or boot the 6.17 kernel of the same distribution",
+        fix: &[Remark(
+            "add kho=off to the kernel command line and boot again, or boot the 6.17 kernel of the same distribution",
+        )],
     },
     Known {
         part: Part::GdrDrv,
@@ -245,7 +256,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::LibraryPerhaps("UCX"),
         happens: "cannot pin GPU memory with drivers of 2024 and later (gdr_pin_buffer fails)",
         source: "NVIDIA/gdrcopy#305",
-        fix: "upgrade GDRCopy and its module gdrdrv to 2.4.2 or newer",
+        fix: &[Remark("upgrade GDRCopy and its module gdrdrv to 2.4.2 or newer")],
     },
     Known {
         part: Part::Nccl,
@@ -256,7 +267,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::LibraryPerhaps("NCCL"),
         happens: "leaks slots of its proxy thread on ARM: collectives stop without an error",
         source: "marin-community/marin#8038",
-        fix: "use NCCL 2.29.3 or newer",
+        fix: &[Remark("use NCCL 2.29.3 or newer")],
     },
     Known {
         part: Part::Nccl,
@@ -269,7 +280,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::LibraryPerhaps("NCCL"),
         happens: "may corrupt data over EFA: its protocols LL and LL128 need packets in order",
         source: "NVIDIA/nccl#716",
-        fix: "`NCCL_PROTO=simple`   (newer versions of aws-ofi-nccl set it themselves)",
+        fix: &[Assignment("NCCL_PROTO=simple"), Remark("newer versions of aws-ofi-nccl set it themselves")],
     },
     Known {
         part: Part::Nccl,
@@ -282,7 +293,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::AdaptersPerhaps(is_ethernet, "NCCL"),
         happens: "is slow and unstable over some RoCE adapters by enhanced connection establishment (ECE)",
         source: "NVIDIA/nccl#1403",
-        fix: "`NCCL_IB_ECE_ENABLE=0`   (to compare)",
+        fix: &[Assignment("NCCL_IB_ECE_ENABLE=0"), Remark("to compare")],
     },
     Known {
         part: Part::Verbs,
@@ -292,7 +303,7 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::AdaptersPerhaps(is_broadcom, "NCCL"),
         happens: "has a provider for bnxt_re that fails to create queue pairs from worker threads",
         source: "ROCm/MAD#215",
-        fix: "use a newer rdma-core, or the adapter vendor's libbnxt_re",
+        fix: &[Remark("use a newer rdma-core, or the adapter vendor's libbnxt_re")],
     },
     Known {
         part: Part::Slingshot,
@@ -309,7 +320,11 @@ const TABLE: [Known; 14] = [
         strikes: Strikes::LibraryIf(|facts| facts.kernel.is_loaded("gdrdrv") == Some(true), "NCCL"),
         happens: "with GH200: copies of libfabric by GDRCopy fail (cxil_map: write error) or deliver wrong data to NCCL",
         source: "NVIDIA/nccl#2001, eth-cscs/cscs-docs#161",
-        fix: "`FI_HMEM_CUDA_USE_GDRCOPY=0`   (MPI: `FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0`)",
+        fix: &[
+            Assignment("FI_HMEM_CUDA_USE_GDRCOPY=0"),
+            Remark("MPI"),
+            Assignment("FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0"),
+        ],
     },
 ];
 
@@ -349,7 +364,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
             .why("This combination of versions is reported in public.")
             .seen("version", format!("{} {text}", source.unwrap_or(row.part.name())))
             .seen("report", row.source)
-            .fix(row.fix);
+            .fix(Fix::of(row.part.side(), row.fix));
             let finding = match row.part {
                 Part::Driver | Part::Kernel => finding.reboot(),
                 Part::NvPeerMem | Part::GdrDrv => finding.root(),

@@ -75,18 +75,6 @@ pub(crate) fn list<S: AsRef<str>>(names: &[S]) -> String {
     }
 }
 
-/// A command for each name, as one line to paste: `{}` stands for the name.
-pub(crate) fn each<S: AsRef<str>>(names: &[S], command: &str) -> String {
-    match names {
-        [] => String::new(),
-        [one] => command.replace("{}", one.as_ref()),
-        many => {
-            let names: Vec<&str> = many.iter().map(AsRef::as_ref).collect();
-            format!("for d in {}; do {}; done", names.join(" "), command.replace("{}", "$d"))
-        }
-    }
-}
-
 /// The word for one or for many.
 pub(crate) fn one_or<'a, T>(names: &[T], one: &'a str, many: &'a str) -> &'a str {
     if names.len() == 1 { one } else { many }

@@ -1,7 +1,7 @@
 //! Bytes that were moved, or not: `doctor --prove`.
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Gpu, Transfer};
 
@@ -27,13 +27,21 @@ fn of_adapters(gpu: &Gpu, failed: &[&Transfer]) -> Option<Finding> {
     let mut nics: Vec<_> = failed.iter().map(|transfer| transfer.nic.clone()).collect();
     nics.dedup();
     Some(
-        Finding::new("moves-no-data", Severity::Error, format!("{} registers with {}, but moves no bytes directly", gpu.address, list(&nics)))
-            .why("A registration alone proves no path: --prove moved no bytes on it, wrong ones, or staged them.")
-            .seen(format!("--prove on {}", first.nic), first.probe.detail.clone())
-            .fix("`sudo dmesg | tail -n 20`   (IOMMU faults, PCIe errors), then check ACS and the adapter's address")
-            .root()
-            .blocks()
-            .on(std::iter::once(gpu.address.clone()).chain(nics)),
+        Finding::new(
+            "moves-no-data",
+            Severity::Error,
+            format!("{} registers with {}, but moves no bytes directly", gpu.address, list(&nics)),
+        )
+        .why("A registration alone proves no path: --prove moved no bytes on it, wrong ones, or staged them.")
+        .seen(format!("--prove on {}", first.nic), first.probe.detail.clone())
+        .fix(
+            Fix::host()
+                .run("sudo dmesg | tail -n 20")
+                .remark("IOMMU faults, PCIe errors, then check ACS and the adapter's address"),
+        )
+        .root()
+        .blocks()
+        .on(std::iter::once(gpu.address.clone()).chain(nics)),
     )
 }
 
@@ -44,7 +52,7 @@ fn of_window(gpu: &Gpu, failed: &[&Transfer]) -> Option<Finding> {
         Finding::new("moves-no-data", Severity::Warning, format!("{}: the software NIC moved no bytes through the window", gpu.address))
             .why("The probe of the CPU's window (BAR1) worked, and --prove staged bytes, failed, or got wrong ones. Adapters are not concerned.")
             .seen(format!("--prove on {}", first.nic), first.probe.detail.clone())
-            .fix("`nobounce doctor --all`   (findings about BAR1 and the window), then `nobounce doctor --prove` again")
+            .fix(Fix::both().run("nobounce doctor --all").remark("findings about BAR1 and the window; then").run("nobounce doctor --prove"))
             .on([gpu.address.clone()]),
     )
 }
@@ -72,7 +80,10 @@ mod tests {
         };
         let found = of(&facts).unwrap();
         assert_eq!((found.effect, found.severity), (Effect::Nothing, Severity::Warning), "{found:#?}");
-        assert!(found.title.contains("window") && !found.fix.join(" ").contains("ACS"), "{found:#?}");
+        assert!(
+            found.title.contains("window") && !found.fix.iter().any(|fix| fix.to_string().contains("ACS")),
+            "{found:#?}"
+        );
         assert!(!diagnose(&facts).direct_is_lost);
         facts.nics.clear();
         facts.pci.retain(|device| !device.is_network());

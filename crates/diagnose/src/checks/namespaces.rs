@@ -1,11 +1,10 @@
 //! IPC and PID namespaces of a container: what its processes share with those of others.
 
 use super::{list, one_or};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Facts, Read};
 
-const FIX: &str = "only with several containers for one job: start them with `--ipc=host --pid=host`   (Kubernetes: hostIPC, hostPID)";
 const WHY: &str = "Processes in one container are not concerned. Those of several containers on this machine share neither memory nor CUDA's IPC handles: NCCL and UCX then go over the adapters instead of NVLink.";
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
@@ -24,7 +23,12 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let unread = of(|own| own.known().is_none() && !own.is_not_recorded());
     let finding = |severity, names: &[&str], what: &str| {
         let (many, names) = (one_or(names, "namespace", "namespaces"), list(names));
-        Finding::new("container-namespaces", severity, format!("{what} {names} {many}")).why(WHY).fix(FIX)
+        Finding::new("container-namespaces", severity, format!("{what} {names} {many}")).why(WHY).fix(
+            Fix::container()
+                .remark("only with several containers for one job")
+                .option("--ipc=host --pid=host")
+                .remark("Kubernetes: hostIPC, hostPID"),
+        )
     };
     if !own.is_empty() {
         let seen = finding(Severity::Info, &own, "this container has its own")

@@ -2,7 +2,7 @@
 
 use super::list;
 use super::settings::{able, dma_buf_off, left_out, relaxed, set, too_old};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::names::Filter;
 use crate::nccl::{self, Level, Network};
 use nobounce_topology::analysis::{Analysis, Pair};
@@ -48,7 +48,7 @@ fn bond(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("nccl-bond", severity, format!("{}: NCCL uses one queue pair per connection, and so one port of the bond", list(&names)))
             .why("A bond distributes queue pairs over its ports: with a single queue pair, half of the bandwidth is idle.")
             .seen("NCCL_IB_QPS_PER_CONNECTION", pairs.map_or_else(|| "not set (1)".to_owned(), |pairs| pairs.to_string()))
-            .fix("`NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0`   (or no bond: NCCL uses several ports on its own)")
+            .fix(Fix::container().set("NCCL_IB_QPS_PER_CONNECTION=4 NCCL_IB_SPLIT_DATA_ON_QPS=0").remark("or no bond: NCCL uses several ports on its own"))
             .slows(),
     );
 }
@@ -68,7 +68,7 @@ fn retries(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         if variable.value.trim().parse::<u32>().is_ok_and(|value| value < least) {
             let finding = Finding::new("nccl-retry", Severity::Warning, format!("{variable} is too low (default {usual})"))
                 .why("A timeout is 4.096 us times two to the power of NCCL_IB_TIMEOUT, and so many retries follow. Congestion lasts longer: connections end with status 12 (retries exceeded).");
-            found.push(set(finding, variable).fix(format!("`{name}={usual}`")));
+            found.push(set(finding, variable).fix(Fix::container().set(format!("{name}={usual}"))));
         }
     }
 }
@@ -102,7 +102,7 @@ fn rccl(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("ib_core has the interface, and amdgpu may be registered with it. RCCL before ROCm 6.3 then stages everything: no GDRDMA in its log.")
             .seen("/sys/kernel/mm/memory_peers", NO_FOLDER)
             .seen("/proc/kallsyms", "ib_register_peer_memory_client")
-            .fix("use a current RCCL (ROCm 6.3 and newer), or dma-buf: `NCCL_DMABUF_ENABLE=1`")
+            .fix(Fix::container().set("NCCL_DMABUF_ENABLE=1").remark("or use a current RCCL (ROCm 6.3 and newer)"))
             .of_library("NCCL")
             .on(amd),
     );
@@ -174,13 +174,13 @@ fn plugin(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("nccl-efa-plugin", Severity::Error, "NCCL has no plugin for EFA: aws-ofi-nccl is not installed here")
                 .why("NCCL reaches EFA only through this plugin (libnccl-net.so), and silently uses TCP sockets without it.")
                 .seen("libnccl-net*.so", "not found")
-                .fix("install aws-ofi-nccl by the EFA installer (in the image, with libfabric)"),
+                .fix(Fix::container().remark("install aws-ofi-nccl by the EFA installer (in the image, with libfabric)")),
         ),
         Some(Some(_)) => found.push(
             Finding::new("nccl-efa-plugin", Severity::Error, "NCCL does not find its plugin for EFA: its folder is not in LD_LIBRARY_PATH")
                 .why("NCCL reaches EFA only through this plugin (libnccl-net.so), and silently uses TCP sockets without it.")
                 .seen("libnccl-net*.so", "below /opt, where the loader does not look")
-                .fix("`export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH`"),
+                .fix(Fix::container().set("LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH")),
         ),
         None => {}
     }
@@ -194,7 +194,7 @@ fn plugin(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("nccl-plugin", Severity::Info, format!("NCCL uses a network plugin: {variable}"))
                 .why(why)
                 .seen("variable", variable)
-                .fix("`NCCL_NET=IB`   (for NCCL's built-in transport)"),
+                .fix(Fix::container().set("NCCL_NET=IB").remark("for NCCL's built-in transport")),
         );
     }
 }
@@ -210,7 +210,7 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                         .why("The default (PXB) applies. Valid names are LOC, PIX, PXB, PHB and SYS, in upper case; NODE is not valid."),
                     variable,
                 )
-                .fix("`NCCL_NET_GDR_LEVEL=PHB`   (or SYS)"),
+                .fix(Fix::container().set("NCCL_NET_GDR_LEVEL=PHB").remark("or SYS")),
             );
             continue;
         };
@@ -230,7 +230,12 @@ fn level(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let severity = if default_allows { Severity::Error } else { Severity::Info };
         let finding = Finding::new("nccl-gdr-level", severity, format!("{variable} keeps NCCL from GPUDirect on {}", list(&names)))
             .why(format!("The setting allows distances up to {}, but the nearest adapter is at {}: GPU memory is staged through the host.", level.name(), need.name()));
-        found.push(set(finding, variable).fix(format!("`{name}={}`", need.name())).stages().on(names));
+        found.push(
+            set(finding, variable)
+                .fix(Fix::container().set(format!("{name}={}", need.name())))
+                .stages()
+                .on(names),
+        );
     }
 }
 
@@ -258,7 +263,7 @@ fn filter(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("nccl-hca-blank", Severity::Warning, format!("{variable} has spaces between its names"))
                 .why("NCCL treats a space as part of the name: adapters after one are not matched, and their rails stay idle.")
                 .seen(variable.source, format!("NCCL_IB_HCA={}", variable.value))
-                .fix(format!("`NCCL_IB_HCA={}`", variable.value.replace(' ', ""))),
+                .fix(Fix::container().set(format!("NCCL_IB_HCA={}", variable.value.replace(' ', "")))),
         );
     }
     let unknown = filter.unknown(|name| {

@@ -2,7 +2,7 @@
 //! Intel.
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::nccl;
 use crate::verdict::UseKind;
 use nobounce_topology::analysis::Analysis;
@@ -39,10 +39,13 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     .why("No link between sockets is crossed. NCCL compares memory nodes, counts the distance as SYS, and does not use GPUDirect by default.")
     .seen("memory nodes of a socket", told)
     .seen("distance", format!("{} to {}: SYS, one socket", first.gpu.address, first.nic.name))
-    .fix(format!("{how} in the firmware (BIOS) setup"))
+    .fix(Fix::host().remark(format!("{how} in the firmware (BIOS) setup")))
     .reboot();
     let finding = if stages {
-        finding.fix("`NCCL_NET_GDR_LEVEL=SYS`   (without a reboot)").of_library("NCCL").stages()
+        finding
+            .fix(Fix::container().set("NCCL_NET_GDR_LEVEL=SYS").remark("without a reboot"))
+            .of_library("NCCL")
+            .stages()
     } else {
         finding
     };

@@ -2,7 +2,7 @@
 
 use super::list;
 use super::settings::set;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::nccl;
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::Port;
@@ -118,7 +118,7 @@ fn names(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("NVSHMEM and DeepEP take only adapters of that name ('not enumerated as an mlx5 device') and report that no transport is left. The adapters were renamed.")
             .seen(variable.source, variable.to_string())
             .seen("/sys/class/infiniband", names.join(" "))
-            .fix(format!("`NVSHMEM_HCA_PREFIX={begin}`   (IBGDA before NVSHMEM 3.3 needs names with mlx5_: disable the udev rule that renames them)"))
+            .fix(Fix::container().set(format!("NVSHMEM_HCA_PREFIX={begin}")).remark("IBGDA before NVSHMEM 3.3 needs names with mlx5_: disable the udev rule that renames them"))
             .of_library("NVSHMEM"),
     );
 }
@@ -167,8 +167,8 @@ fn ibgda(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("The transport fails to start, and NVSHMEM or DeepEP aborts ('init failed for transport: IBGDA').")
             .seen(variable.source, format!("{}={}", variable.name, variable.value))
             .seen("/proc/driver/nvidia/params: RegistryDwords", module.parameters.get("RegistryDwords").cloned().unwrap_or_else(|| "empty".to_owned()))
-            .fix("`echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | sudo tee /etc/modprobe.d/nvidia.conf; sudo update-initramfs -u`")
-            .fix("without root: `NVSHMEM_IBGDA_NIC_HANDLER=cpu` (NVSHMEM 3.4 and newer)")
+            .fix(Fix::host().run("echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' | sudo tee /etc/modprobe.d/nvidia.conf; sudo update-initramfs -u"))
+            .fix(Fix::container().remark("without root").set("NVSHMEM_IBGDA_NIC_HANDLER=cpu").remark("NVSHMEM 3.4 and newer"))
             .reboot(),
     );
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{each, list};
-use crate::finding::{Finding, Severity};
+use super::list;
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::bandwidth;
 use nobounce_topology::facts::{Acs, Facts, Gpu, Link, Nic, PciDevice};
@@ -41,7 +41,7 @@ fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("Strict ordering and small requests limit the bandwidth.")
         .seen(format!("configuration space of {}", first.name), *why)
-        .fix("`sudo nobounce doctor`")
+        .fix(Fix::host().run("sudo nobounce doctor"))
         .root()
         .on(names),
     );
@@ -94,8 +94,8 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .seen(format!("lspci -vvv -s {}: ACSCtl", first.address), format!("{:#06x}", acs.control));
         found.push(
             finding
-                .fix(format!("`{}`   (until the next boot)", each(&bridges, "sudo setpci -s {} ECAP_ACS+0x6.w=0000")))
-                .fix("permanently: disable ACS in the firmware setup. Hosts of virtual machines need it: keep it there, with ATS on the adapter")
+                .fix(Fix::host().each(&bridges, "sudo setpci -s {} ECAP_ACS+0x6.w=0000").remark("until the next boot"))
+                .fix(Fix::host().remark("permanently: disable ACS in the firmware setup. Hosts of virtual machines need it: keep it there, with ATS on the adapter"))
                 .root()
                 .slows()
                 .on(bridges),
@@ -114,7 +114,7 @@ fn access_control(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/bus/pci/devices/{}/config", first.address),
                 first.config.why_not().unwrap_or_default(),
             )
-            .fix("`sudo nobounce doctor`")
+            .fix(Fix::host().run("sudo nobounce doctor"))
             .root()
             .on(bridges),
         );
@@ -239,8 +239,8 @@ fn degraded_links(analysis: &Analysis<'_>, degraded: &[Limited<'_>], found: &mut
             )
             .why("Causes: a dirty contact, a bad riser, a wrong slot, or failed link training after power-on.")
             .seen(format!("/sys/bus/pci/devices/{}/current_link_speed", first.address), format!("{} GT/s x{} (can do {} GT/s x{})", link.speed, link.width, link.max_speed, link.max_width))
-            .fix("power-cycle the machine (a reboot is not enough); reseat the card or riser; check bifurcation and link speed in the firmware setup")
-            .fix(format!("`sudo lspci -vvv -s {} | grep LnkSta`   (shows the link)", first.address))
+            .fix(Fix::host().remark("power-cycle the machine (a reboot is not enough); reseat the card or riser; check bifurcation and link speed in the firmware setup"))
+            .fix(Fix::host().run(format!("sudo lspci -vvv -s {} | grep LnkSta", first.address)).remark("shows the link"))
             .reboot()
             .slows()
             .on(degraded.iter().map(|(device, ..)| device.address.clone()).chain(names)),
@@ -283,7 +283,7 @@ fn slot_links(analysis: &Analysis<'_>, slot: &[Limited<'_>], found: &mut Vec<Fin
                 format!("/sys/bus/pci/devices/{}/max_link_speed", first.address),
                 format!("{} GT/s x{}", link.max_speed, link.max_width),
             )
-            .fix("move the card to a faster slot if there is one")
+            .fix(Fix::both().remark("move the card to a faster slot if there is one"))
             .on(names),
         );
     }
@@ -317,7 +317,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("nic-behind-slot", Severity::Warning, format!("{}: the network could carry {network:.1} GB/s, its PCIe link {pcie:.1}", list(&names)))
             .why("The PCIe link is the bottleneck.")
             .seen(format!("/sys/bus/pci/devices/{}", first.address.as_deref().unwrap_or_default()), format!("{} GT/s x{}", link.speed, link.width))
-            .fix("use a slot with more lanes or a newer generation; socket-direct cards need both halves connected")
+            .fix(Fix::both().remark("use a slot with more lanes or a newer generation; socket-direct cards need both halves connected"))
             .slows()
             .on(names),
     );
@@ -353,9 +353,9 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("Headers take 19 % of the link instead of 10 %.")
             .seen(format!("{} DevCtl: MaxPayload", first.name), format!("{now} bytes"))
-            .fix(
+            .fix(Fix::host().remark(
                 "set 'Max Payload Size' to auto or 256 in the firmware setup, or boot with pci=pcie_bus_perf",
-            )
+            ))
             .reboot()
             .on(names),
         );
@@ -376,7 +376,7 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         let finding = Finding::new("max-read-request", severity, format!("{}: PCIe read requests are only {request} bytes", list(&names)))
             .why("The adapter reads memory to send: small requests leave it waiting for round trips, and it cannot fill a fast link.")
             .seen(format!("{} DevCtl: MaxReadReq", first.name), format!("{request} bytes"))
-            .fix(format!("`{}`   (4096 bytes; until the next boot)", each(&addresses(small.iter().map(|(nic, ..)| *nic)), "sudo setpci -s {} CAP_EXP+8.w=5000:7000")))
+            .fix(Fix::host().each(&addresses(small.iter().map(|(nic, ..)| *nic)), "sudo setpci -s {} CAP_EXP+8.w=5000:7000").remark("4096 bytes; until the next boot"))
             .root();
         found.push(if severity == Severity::Warning { finding.slows() } else { finding }.on(names));
     }
@@ -407,10 +407,11 @@ fn relaxed_ordering(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("Writes in strict order wait for each other, whatever the link could carry.")
         .seen(format!("{} DevCtl: RlxdOrd", first.name), "-")
-        .fix(format!(
-            "`{}`   (permanently: PCI_WR_ORDERING=1 with mlxconfig, and the firmware setup)",
-            each(&addresses(strict.iter().copied()), "sudo setpci -s {} CAP_EXP+8.w=0010:0010")
-        ))
+        .fix(
+            Fix::host()
+                .each(&addresses(strict.iter().copied()), "sudo setpci -s {} CAP_EXP+8.w=0010:0010")
+                .remark("permanently: PCI_WR_ORDERING=1 with mlxconfig, and the firmware setup"),
+        )
         .root()
         .slows()
         .on(names),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::facts::{Facts, Gid, Port};
 
 /// What differs between this machine and its peer, and keeps them from connecting or slows them.
@@ -15,7 +15,7 @@ pub(crate) fn compare(own: &Facts, peer: &Facts) -> Vec<Finding> {
         found.push(
             finding("peer-link-layer", Severity::Error, "the machines have no kind of network in common", &layers)
                 .why("InfiniBand and RoCE do not connect: NCCL and UCX fail or use TCP.")
-                .fix("use adapters of one kind on both machines (NCCL_IB_HCA, UCX_NET_DEVICES), or set LINK_TYPE with mlxconfig"),
+                .fix(Fix::both().remark("use adapters of one kind on both machines (NCCL_IB_HCA, UCX_NET_DEVICES), or set LINK_TYPE with mlxconfig")),
         );
         return found;
     }
@@ -24,7 +24,7 @@ pub(crate) fn compare(own: &Facts, peer: &Facts) -> Vec<Finding> {
         found.push(
             finding("peer-mtu", Severity::Warning, "the machines have different MTUs", &mtus)
                 .why("The ends agree on the smaller one; switches with a smaller MTU than either drop packets (status 12).")
-                .fix("set the same MTU on all interfaces and switches of the path"),
+                .fix(Fix::both().remark("set the same MTU on all interfaces and switches of the path")),
         );
     }
     let kinds = (gids(own), gids(peer));
@@ -37,7 +37,11 @@ pub(crate) fn compare(own: &Facts, peer: &Facts) -> Vec<Finding> {
                 &kinds,
             )
             .why("RoCE v1 and v2, and IPv4 and IPv6 addresses, do not connect: retries exceeded (status 12).")
-            .fix("`unset NCCL_IB_GID_INDEX`   (and give both machines RoCE v2 addresses of one family)"),
+            .fix(
+                Fix::both()
+                    .run("unset NCCL_IB_GID_INDEX")
+                    .remark("and give both machines RoCE v2 addresses of one family"),
+            ),
         );
     }
     let rates = (set(own, rate), set(peer, rate));
@@ -50,7 +54,11 @@ pub(crate) fn compare(own: &Facts, peer: &Facts) -> Vec<Finding> {
                 &rates,
             )
             .why("The slower end limits both; without flow control the faster one overruns the switch.")
-            .fix("`nobounce topo`   (on both machines: compare adapters and their speeds)"),
+            .fix(
+                Fix::both()
+                    .run("nobounce topo")
+                    .remark("on both machines: compare adapters and their speeds"),
+            ),
         );
     }
     for (name, versions) in [("NCCL", (nccl(own), nccl(peer))), ("UCX", (ucx(own), ucx(peer)))] {
@@ -62,7 +70,7 @@ pub(crate) fn compare(own: &Facts, peer: &Facts) -> Vec<Finding> {
                     .why("NCCL requires one version on all ranks; UCX allows different ones, but chooses protocols by each end's own rules.")
                     .seen("this machine", one.clone())
                     .seen("the peer", other.clone())
-                    .fix(format!("install one version of {name} on both (in the images, too)")),
+                    .fix(Fix::both().remark(format!("install one version of {name} on both (in the images, too)"))),
             );
         }
     }

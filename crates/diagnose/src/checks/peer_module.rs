@@ -1,6 +1,6 @@
 //! The peer-memory module that fits the machine: which one its driver ships, and where it is loaded.
 
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Facts, GpuVendor};
 
@@ -15,8 +15,7 @@ pub(crate) struct PeerModule<'a>(pub(crate) &'a Facts);
 
 /// What gets the module to work.
 struct Step {
-    /// With commands between backticks.
-    text: String,
+    fix: Fix,
     /// The evidence for it: a source and its value.
     seen: Option<(String, String)>,
     needs_reboot: bool,
@@ -50,14 +49,12 @@ impl PeerModule<'_> {
     fn step(self) -> Step {
         let name = self.name();
         let load = format!(
-            "`sudo modprobe {name} && echo {name} | sudo tee /etc/modules-load.d/{}.conf`",
+            "sudo modprobe {name} && echo {name} | sudo tee /etc/modules-load.d/{}.conf",
             name.replace('_', "-")
         );
         if self.has_no_interface() {
             return Step {
-                text: format!(
-                    "install DOCA-OFED, whose ib_core has the peer-memory interface, then reinstall the NVIDIA driver, then {load}"
-                ),
+                fix: Fix::host().remark("first install DOCA-OFED, whose ib_core has the peer-memory interface, and reinstall the NVIDIA driver").run(load),
                 seen: Some(("/proc/kallsyms".to_owned(), "no ib_register_peer_memory_client".to_owned())),
                 needs_reboot: true,
             };
@@ -66,9 +63,9 @@ impl PeerModule<'_> {
             let version = self.0.kernel.nvidia.known().and_then(Option::as_ref);
             let version = version.map_or("", |module| module.version.as_str());
             return Step {
-                text: format!(
-                    "`sudo apt install nvidia-peer-memory-dkms`   (from NVIDIA's network repository), then {load}"
-                ),
+                fix: Fix::host()
+                    .run(format!("sudo apt install nvidia-peer-memory-dkms && {load}"))
+                    .remark("from NVIDIA's network repository"),
                 seen: Some((
                     "/proc/driver/nvidia/version".to_owned(),
                     format!("{version}: nvidia_peermem is part of 470 and newer"),
@@ -78,42 +75,42 @@ impl PeerModule<'_> {
         }
         match self.is_installed() {
             Some(false) if !self.0.is_container() => Step {
-                text: format!(
-                    "it is not installed for this kernel: reinstall the NVIDIA driver after OFED or DOCA, so that it finds the headers of ib_core; then {load}"
-                ),
+                fix: Fix::host().remark("it is not installed for this kernel: first reinstall the NVIDIA driver after OFED or DOCA, so that it finds the headers of ib_core").run(load),
                 seen: Some((format!("/lib/modules/{}", self.0.kernel.release), format!("no {name}"))),
                 needs_reboot: false,
             },
-            _ => Step { text: load, seen: None, needs_reboot: false },
+            _ => Step { fix: Fix::host().run(load), seen: None, needs_reboot: false },
         }
     }
 
-    /// What gets the module to work, complete on this machine, in words.
-    pub(crate) fn words(self) -> String {
-        self.step().text
+    /// What gets the module to work, complete on this machine.
+    pub(crate) fn load(self) -> Fix {
+        self.step().fix
     }
 
     /// Adds what gets the module to work, complete on this machine.
     pub(crate) fn fix(self, finding: Finding) -> Finding {
-        let Step { text, seen, needs_reboot } = self.step();
+        let Step { fix, seen, needs_reboot } = self.step();
         let finding = match seen {
             Some((source, value)) => finding.seen(source, value),
             None => finding,
         };
-        let finding = finding.fix(text);
+        let finding = finding.fix(fix);
         if needs_reboot { finding.reboot() } else { finding.root() }
     }
 
     /// Unloads what is loaded without effect, and loads what fits.
-    pub(crate) fn reload(self) -> String {
+    pub(crate) fn reload(self) -> Fix {
         let name = self.name();
         if self.has_no_interface() {
-            return self.words();
+            return self.load();
         }
         let package = if self.is_shipped() { "the NVIDIA driver" } else { "nvidia-peer-memory-dkms" };
-        format!(
-            "`sudo rmmod {}; sudo modprobe {name}; sudo dmesg | tail`   (then reinstall {package} after OFED/DOCA, so that the module is built against this ib_core)",
-            self.loaded().unwrap_or(name)
+        let loaded = self.loaded().unwrap_or(name);
+        Fix::host().run(format!("sudo rmmod {loaded}; sudo modprobe {name}; sudo dmesg | tail")).remark(
+            format!(
+                "then reinstall {package} after OFED/DOCA, so that the module is built against this ib_core"
+            ),
         )
     }
 }
@@ -140,7 +137,7 @@ pub(super) fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("old-nv-peer-mem", severity, title)
                 .why("nv_peer_mem is unmaintained and breaks with new drivers and OFEDs. nvidia_peermem, part of the driver since 470, replaces it.")
                 .seen("/sys/module/nv_peer_mem", "loaded")
-                .fix("`sudo systemctl disable --now nv_peer_mem; sudo apt remove nvidia-peer-memory; sudo modprobe nvidia_peermem`")
+                .fix(Fix::host().run("sudo systemctl disable --now nv_peer_mem; sudo apt remove nvidia-peer-memory; sudo modprobe nvidia_peermem"))
                 .root(),
         );
     }
@@ -158,7 +155,7 @@ pub(super) fn modules(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("After the next boot GPUDirect is off until the module is loaded manually.")
             .seen("/etc/modules-load.d", "no nvidia_peermem")
-            .fix("`echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf`")
+            .fix(Fix::host().run("echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf"))
             .root(),
         );
     }

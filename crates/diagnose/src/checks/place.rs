@@ -1,7 +1,7 @@
 //! Placement: distance, sockets, virtual machines, CPUs with poor peer-to-peer forwarding.
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::nccl;
 use crate::verdict::UseKind;
 use nobounce_topology::analysis::Analysis;
@@ -44,7 +44,7 @@ fn far(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("far-nic", Severity::Warning, format!("{}: the nearest adapter ({}) is on another socket", list(&names), first.nic.name))
             .why("The link between sockets is shared by all traffic. By default NCCL does not use GPUDirect at this distance.")
             .seen("distance", format!("{} to {}: SYS", first.gpu.address, first.nic.name))
-            .fix("move an adapter to a slot of this socket, or use GPUs of the adapter's socket (CUDA_VISIBLE_DEVICES)")
+            .fix(Fix::both().remark("move an adapter to a slot of this socket, or use GPUs of the adapter's socket (CUDA_VISIBLE_DEVICES)"))
             .slows()
             .on(names),
     );
@@ -93,8 +93,14 @@ fn flat(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         finding.seen("NCCL_TOPO_FILE", "set")
     } else {
         finding
-            .fix("name a file with the host's tree in NCCL_TOPO_FILE (clouds provide one), or `NCCL_NET_GDR_LEVEL=SYS`")
-            .fix("operators: give the guest PCIe switches with pxb-pcie and the memory nodes of the host")
+            .fix(
+                Fix::container()
+                    .set("NCCL_NET_GDR_LEVEL=SYS")
+                    .remark("or name a file with the host's tree in NCCL_TOPO_FILE (clouds provide one)"),
+            )
+            .fix(Fix::both().remark(
+                "operators: give the guest PCIe switches with pxb-pcie and the memory nodes of the host",
+            ))
     });
 }
 
@@ -117,7 +123,7 @@ fn nodes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("The distance between GPU and adapter, and the devices between them, are unknown.")
             .seen("/sys/bus/pci/devices", format!("no {}", lost[0]))
-            .fix("`nobounce topo`   (where all of /sys is mounted)")
+            .fix(Fix::both().run("nobounce topo").remark("where all of /sys is mounted"))
             .on(lost),
         );
     }
@@ -139,7 +145,7 @@ fn nodes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("numa-unknown", Severity::Unknown, format!("the firmware does not report the memory node of {}", list(&blind)))
             .why("Distances across the processor are guesses; programs may bind to the wrong socket.")
             .seen(format!("/sys/bus/pci/devices/{}/numa_node", blind[0]), "-1")
-            .fix("update the firmware (BIOS); hypervisors: place devices below pxb-pcie bridges with a memory node")
+            .fix(Fix::host().remark("update the firmware (BIOS); hypervisors: place devices below pxb-pcie bridges with a memory node"))
             .root()
             .on(blind),
     );
@@ -198,7 +204,13 @@ fn processor(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     .seen("distance", format!("{} to its nearest adapter: PHB or NODE", through[0]));
     let finding = match severity {
         Severity::Info => finding,
-        _ => finding.fix("use slots below one PCIe switch, if the board has one; otherwise choose staging: `NCCL_NET_GDR_LEVEL=LOC`, `UCX_IB_GPU_DIRECT_RDMA=n`").slows(),
+        _ => finding
+            .fix(
+                Fix::container()
+                    .remark("use slots below one PCIe switch, if the board has one; otherwise stage")
+                    .set("NCCL_NET_GDR_LEVEL=LOC UCX_IB_GPU_DIRECT_RDMA=n"),
+            )
+            .slows(),
     };
     found.push(finding.on(through));
 }
@@ -226,7 +238,7 @@ fn distance_rule(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("nccl-distance", Severity::Info, format!("NCCL will stage for {}: its default limit is PXB, and it counts this distance as {}", list(&names), level.name()))
             .why("NCCL assumes slow peer-to-peer traffic through the processor. On AMD Zen, Grace and recent Xeons direct is often faster: measure both.")
             .seen("distance", format!("{} to {}: {}", first.gpu.address, first.nic.name, level.name()))
-            .fix(format!("`NCCL_NET_GDR_LEVEL={}`", level.name()))
+            .fix(Fix::container().set(format!("NCCL_NET_GDR_LEVEL={}", level.name())))
             .stages()
             .on(names),
     );

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::list;
 use super::width::{self, Width};
-use super::{each, list};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Nic, Port};
 
@@ -44,7 +44,7 @@ fn layers(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("link-layers", Severity::Info, format!("{}: InfiniBand; {}: Ethernet", list(&infiniband), list(&ethernet)))
             .why("They belong to two networks. NCCL uses all active adapters, including those for storage and management: connections between the two kinds fail or use the slower one.")
             .seen("link_layer", format!("{} InfiniBand, {} Ethernet", infiniband.len(), ethernet.len()))
-            .fix(format!("`NCCL_IB_HCA={}`; UCX_NET_DEVICES with the same, each with its port", if infiniband.len() >= ethernet.len() { infiniband.join(",") } else { ethernet.join(",") }))
+            .fix(Fix::container().set(format!("NCCL_IB_HCA={}", if infiniband.len() >= ethernet.len() { infiniband.join(",") } else { ethernet.join(",") })).remark("UCX_NET_DEVICES with the same, each with its port"))
             .on(infiniband.into_iter().chain(ethernet)),
     );
 }
@@ -81,7 +81,12 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("The port is unusable until a subnet manager gives it an address: NCCL and UCX skip it.")
             .seen("state", first.state.clone())
-            .fix("start a subnet manager: `sudo systemctl start opensm`   (on one node, or in the switch)")
+            .fix(
+                Fix::host()
+                    .remark("start a subnet manager")
+                    .run("sudo systemctl start opensm")
+                    .remark("on one node, or in the switch"),
+            )
             .root()
             .blocks()
             .on(waiting.iter().map(|(nic, _)| nic.name.clone())),
@@ -139,7 +144,7 @@ fn states(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/class/infiniband/{}/ports/1/state", names[0]),
                 port.map_or_else(String::new, |port| format!("{}, {}", port.state, port.physical_state)),
             )
-            .fix(format!("check cable and switch port; `{}`", each(&of_down, "mlxlink -d {}")))
+            .fix(Fix::host().remark("check cable and switch port").each(&of_down, "mlxlink -d {}"))
             .root()
             .blocks()
             .on(names),
@@ -181,7 +186,11 @@ fn managers(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     port.sm_lid.get().unwrap_or(0)
                 ),
             )
-            .fix("start a subnet manager on one node, or in the switch: `sudo systemctl start opensm`")
+            .fix(
+                Fix::host()
+                    .remark("start a subnet manager on one node, or in the switch")
+                    .run("sudo systemctl start opensm"),
+            )
             .root()
             .slows()
             .on(lost.iter().map(|(nic, _)| nic.name.clone())),
@@ -244,10 +253,11 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     port.lanes.map_or_else(|| "unknown".to_owned(), |lanes| lanes.to_string())
                 ),
             )
-            .fix(format!(
-                "`{}`; reseat or replace the cable; compare the speed set in the switch",
-                each(&pci_addresses(slow.iter().map(|(nic, ..)| *nic)), "mlxlink -d {} -m")
-            ))
+            .fix(
+                Fix::host()
+                    .each(&pci_addresses(slow.iter().map(|(nic, ..)| *nic)), "mlxlink -d {} -m")
+                    .remark("reseat or replace the cable; compare the speed set in the switch"),
+            )
             .root()
             .slows()
             .on(slow.iter().map(|(nic, ..)| nic.name.clone())),
@@ -263,11 +273,16 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("The switch, its port or the cable may be older or set to a lower speed; some cards of this model have a lower rated speed.")
         .seen(format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number), format!("{rate} Gb/s"))
-        .fix(format!("`{}`   (what the card supports, what the cable allows, what the switch offers)", each(&pci_addresses(below.iter().map(|(nic, ..)| *nic)), "mlxlink -d {} -m")))
+        .fix(Fix::host().each(&pci_addresses(below.iter().map(|(nic, ..)| *nic)), "mlxlink -d {} -m").remark("what the card supports, what the cable allows, what the switch offers"))
         .root();
         let finding = if severity == Severity::Warning { finding.slows() } else { finding };
         found.push(finding.on(below.iter().map(|(nic, ..)| nic.name.clone())));
     }
+    unread(analysis, found);
+}
+
+/// Ports without a state or a rate.
+fn unread(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let unread: Vec<_> = hardware(analysis)
         .filter(|(_, port)| port.state.is_empty() || (port.is_active() && port.rate_gbps.known().is_none()))
         .collect();
@@ -284,7 +299,7 @@ fn rates(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 format!("/sys/class/infiniband/{}/ports/{}", nic.name, port.number),
                 port.rate_gbps.why_not().unwrap_or("no state"),
             )
-            .fix(format!("`ibv_devinfo -d {}; rdma link show`", nic.name))
+            .fix(Fix::both().run(format!("ibv_devinfo -d {}; rdma link show", nic.name)))
             .on(unread.iter().map(|(nic, _)| nic.name.clone())),
         );
     }
@@ -343,20 +358,24 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             format!("{}: RDMA packets carry only {mtu} bytes", list(&names)),
         )
         .why("Headers take a larger part of the link, and a message takes several times as many packets.");
-        let finding = match &port.netdev {
-            Some(netdev) if port.is_ethernet() => finding
-                .seen(
-                    format!("/sys/class/net/{}/mtu", netdev.name),
-                    netdev.mtu.get().map_or_else(|| "unread".to_owned(), |mtu| mtu.to_string()),
-                )
-                .fix(format!(
-                    "`{}`   (and on every switch on the path)",
-                    each(&netdevs(small.iter().copied()), "sudo ip link set {} mtu 9000")
+        let finding =
+            match &port.netdev {
+                Some(netdev) if port.is_ethernet() => finding
+                    .seen(
+                        format!("/sys/class/net/{}/mtu", netdev.name),
+                        netdev.mtu.get().map_or_else(|| "unread".to_owned(), |mtu| mtu.to_string()),
+                    )
+                    .fix(
+                        Fix::both()
+                            .each(&netdevs(small.iter().copied()), "sudo ip link set {} mtu 9000")
+                            .remark("and on every switch on the path"),
+                    ),
+                _ => finding
+                    .seen(format!("ibv_devinfo -d {}", nic.name), format!("active_mtu {mtu}"))
+                    .fix(Fix::both().remark(
+                    "set the MTU of the partition to 4096 in the subnet manager (mtu=5 in partitions.conf)",
                 )),
-            _ => finding
-                .seen(format!("ibv_devinfo -d {}", nic.name), format!("active_mtu {mtu}"))
-                .fix("set the MTU of the partition to 4096 in the subnet manager (mtu=5 in partitions.conf)"),
-        };
+            };
         found.push(finding.root().slows().on(small.iter().map(|(nic, _)| nic.name.clone())));
     }
     let mut sizes: BTreeMap<u32, Vec<String>> = BTreeMap::new();
@@ -371,7 +390,7 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("mtu-differs", Severity::Info, "the adapters have different MTUs")
                 .why("Two ends agree on the smaller one; if a switch on the path has a smaller MTU, connections hang with status 12.")
                 .seen("active MTU", told.join("; "))
-                .fix("set the same MTU on all interfaces and switches")
+                .fix(Fix::both().remark("set the same MTU on all interfaces and switches"))
                 .root(),
         );
     }
@@ -410,7 +429,7 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("roce-flow-control", Severity::Info, format!("{}: {}", list(&names), if ecn_off { "neither PFC nor ECN is on" } else { "PFC is off, and ECN could not be read" }))
                 .why("No losses so far. With several senders, switches will drop packets, and each loss is expensive for RoCE.")
                 .seen("PFC, ECN", if ecn_off { "off, off" } else { "off, unread" })
-                .fix(format!("`{}`   (and the same priority in every switch)", each(&netdevs(open.iter().copied()), PFC)))
+                .fix(Fix::host().each(&netdevs(open.iter().copied()), PFC).remark("and the same priority in every switch"))
                 .root()
                 .on(names),
         );
@@ -431,7 +450,16 @@ fn losses(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         }
         found.push(
             finding
-                .fix(format!("`{}`   (and the same priority in every switch; NCCL_IB_TC=106, UCX_IB_TRAFFIC_CLASS=106)", each(&netdevs(lossy.iter().map(|(nic, port, ..)| (*nic, *port))), PFC)))
+                .fix(
+                    Fix::host()
+                        .each(&netdevs(lossy.iter().map(|(nic, port, ..)| (*nic, *port))), PFC)
+                        .remark("and the same priority in every switch"),
+                )
+                .fix(
+                    Fix::container()
+                        .set("NCCL_IB_TC=106 UCX_IB_TRAFFIC_CLASS=106")
+                        .remark("the traffic class of this priority"),
+                )
                 .root()
                 .slows()
                 .on(names),
@@ -456,7 +484,7 @@ fn errors(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("link-errors", Severity::Warning, format!("{}: the network link is faulty", list(&names)))
                 .why("Links of the other adapters of this machine have no such errors: a cable, a transceiver or a port is bad. Operations stall, or end with status 12.")
                 .seen(format!("/sys/class/infiniband/{}/ports/{}/counters/{name}", nic.name, port.number), of(port, name).to_string())
-                .fix(format!("reseat or replace the cable; `{}`", each(&pci_addresses(bad.iter().map(|(nic, _)| *nic)), "mlxlink -d {} -m -c")))
+                .fix(Fix::host().remark("reseat or replace the cable").each(&pci_addresses(bad.iter().map(|(nic, _)| *nic)), "mlxlink -d {} -m -c"))
                 .root()
                 .slows()
                 .on(names),

@@ -1,7 +1,7 @@
 //! Ports that went down, by the kernel's log: how often, and why.
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Facts, Nic};
 
@@ -93,7 +93,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         Finding::new("port-events", Severity::Warning, format!("{}: the link went down {}", list(&names), times(events.downs)))
             .why("The module reported nothing: the cable, the switch port or the other end is at fault. Each loss ends connections with status 12, or stalls them until they retry.")
             .seen("kernel log", events.last)
-            .fix(format!("reseat or replace the cable; `{}`", super::each(&addresses, "sudo mlxlink -d {} -m -c --show_eye")))
+            .fix(Fix::host().remark("reseat or replace the cable").each(&addresses, "sudo mlxlink -d {} -m -c --show_eye"))
             .root()
             .on(names),
     );
@@ -109,7 +109,7 @@ fn module(nic: &Nic, what: &str, fix: &str, line: &str, downs: usize) -> Finding
         .why("The firmware switches the port off, or the link fails again and again. The GPUs nearest to it use a more distant adapter meanwhile.")
         .seen("kernel log", line)
         .seen("losses of the link in it", downs.to_string())
-        .fix(format!("{fix}; `sudo mlxlink -d {address} -m`"))
+        .fix(Fix::host().remark(fix).run(format!("sudo mlxlink -d {address} -m")))
         .root()
         .on([nic.name.clone()])
 }

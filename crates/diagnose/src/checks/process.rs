@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{bytes, list, one_or};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::cpu_list;
 use nobounce_topology::facts::{Process, Read};
@@ -40,7 +40,7 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("dev-unread", Severity::Unknown, format!("access to {} is unknown", list(&names)))
                 .why("Without its device file programs use TCP.")
                 .seen("/dev/infiniband", why.clone())
-                .fix("`ls -l /dev/infiniband`")
+                .fix(Fix::both().run("ls -l /dev/infiniband"))
                 .on(names),
         );
     }
@@ -72,35 +72,35 @@ fn device_files(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             "no-dev-infiniband" => Finding::new("no-dev-infiniband", severity, format!("{who}: /sys shows {}, but {why}", one_or(&hit, "it", "them")))
                 .why("NCCL and UCX cannot open the adapter and silently use TCP.")
                 .seen("/dev/infiniband", why.clone())
-                .fix("start the container with `--device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1`   (Kubernetes: an RDMA device plugin and its resource in the pod)"),
+                .fix(Fix::container().option("--device /dev/infiniband --cap-add IPC_LOCK --ulimit memlock=-1").remark("Kubernetes: an RDMA device plugin and its resource in the pod")),
             "dev-permission" => Finding::new("dev-permission", severity, format!("{who}: {why}"))
                 .why("Unprivileged users cannot open the adapter: NCCL and UCX use TCP.")
                 .seen("open", why.clone())
-                .fix("`sudo chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm`   (permanently: the udev rules of rdma-core, or the group rdma)")
+                .fix(Fix::host().run("sudo chmod 0666 /dev/infiniband/uverbs* /dev/infiniband/rdma_cm").remark("permanently: the udev rules of rdma-core, or the group rdma"))
                 .root(),
             "device-cgroup" => Finding::new("device-cgroup", severity, format!("{who}: {why}"))
                 .why("The file exists, but the container's device cgroup denies it: a bind mount alone is not enough.")
                 .seen("open", why.clone())
-                .fix("start the container with `--device /dev/infiniband`, not with -v /dev/infiniband   (or --device-cgroup-rule 'c 231:* rwm')"),
+                .fix(Fix::container().option("--device /dev/infiniband").remark("-v /dev/infiniband alone does not allow it; or").option("--device-cgroup-rule 'c 231:* rwm'")),
             "no-libibverbs" => Finding::new("no-libibverbs", severity, "libibverbs is not installed here: programs cannot use the adapters")
                 .why("NCCL, UCX and libfabric load it at startup; without it they silently use TCP sockets.")
                 .seen("libibverbs.so.1", "not found")
-                .fix("`apt install libibverbs1 ibverbs-providers`   (dnf: libibverbs rdma-core; in the container's image)")
+                .fix(Fix::container().run("apt install libibverbs1 ibverbs-providers").remark("dnf: libibverbs rdma-core; in the container's image"))
                 .root(),
             "verbs-provider" => Finding::new("verbs-provider", severity, format!("{who}: libibverbs has no provider for {}", one_or(&hit, "it", "them")))
                 .why("The kernel shows the adapter, but libibverbs has no library for its driver (libmlx5, libionic, libbnxt_re): NCCL and UCX silently use TCP.")
                 .seen("ibv_get_device_list", why.clone())
-                .fix("`sudo apt install ibverbs-providers`   (dnf: rdma-core; in the container's image, in the version of its libibverbs)")
+                .fix(Fix::container().run("sudo apt install ibverbs-providers").remark("dnf: rdma-core; in the container's image, in the version of its libibverbs"))
                 .root(),
             "no-uverbs" => Finding::new("no-uverbs", severity, format!("{who}: {why}"))
                 .why("User-space programs cannot use the adapter.")
                 .seen(format!("/sys/class/infiniband/{}/device/infiniband_verbs", hit[0]), why.clone())
-                .fix("`sudo modprobe -a ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf`")
+                .fix(Fix::host().run("sudo modprobe -a ib_uverbs rdma_ucm && echo ib_uverbs | sudo tee /etc/modules-load.d/rdma.conf"))
                 .root(),
             _ => Finding::new("nic-open", severity, format!("{who} cannot be opened: {why}"))
                 .why("NCCL and UCX skip the adapter, and use TCP if there is no other.")
                 .seen("ibv_open_device", why.clone())
-                .fix("`ibv_devinfo -v`   (check the provider: ibverbs-providers of rdma-core, OFED or the vendor must match the kernel driver; in a container install the host's version)"),
+                .fix(Fix::both().run("ibv_devinfo -v").remark("check the provider: ibverbs-providers of rdma-core, OFED or the vendor must match the kernel driver; in a container install the host's version")),
         };
         let finding = if severity == Severity::Info { finding } else { finding.blocks() };
         found.push(finding.on(hit));
@@ -136,15 +136,20 @@ fn connection_manager(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let (seen, fix) = match (loaded, file) {
         (Some(false), _) => (
             "rdma_ucm is not loaded",
-            "`sudo modprobe rdma_ucm && echo rdma_ucm | sudo tee /etc/modules-load.d/rdma-cm.conf`",
+            Fix::host()
+                .run("sudo modprobe rdma_ucm && echo rdma_ucm | sudo tee /etc/modules-load.d/rdma-cm.conf"),
         ),
         (_, Some(false)) => (
             "it cannot be opened",
-            "`sudo chmod 0666 /dev/infiniband/rdma_cm`   (and allow it in the container's device cgroup)",
+            Fix::host()
+                .run("sudo chmod 0666 /dev/infiniband/rdma_cm")
+                .remark("and allow it in the container's device cgroup"),
         ),
         _ => (
             "it does not exist",
-            "start the container with `--device /dev/infiniband/rdma_cm`   (Kubernetes: the RDMA device plugin provides it with the adapter)",
+            Fix::container()
+                .option("--device /dev/infiniband/rdma_cm")
+                .remark("Kubernetes: the RDMA device plugin provides it with the adapter"),
         ),
     };
     found.push(
@@ -154,6 +159,14 @@ fn connection_manager(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .fix(fix)
             .root(),
     );
+}
+
+/// The command that takes the limit off a unit of systemd.
+fn unlimited(unit: &str) -> String {
+    let folder = format!("/etc/systemd/system/{unit}.service.d");
+    format!(
+        "sudo mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' | sudo tee {folder}/memlock.conf && sudo systemctl daemon-reload"
+    )
 }
 
 fn hard_limit(process: &Process) -> String {
@@ -172,20 +185,31 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let namespaced = process.user_namespace.get() == Some(true);
     let exempt = process.ipc_lock.get() == Some(true) && !namespaced;
     let container = facts.is_container();
-    let mut fixes: Vec<&str> = Vec::new();
+    let mut fixes: Vec<Fix> = Vec::new();
     // A shell raises its own limit up to the hard one: no container or session starts anew.
     let raises =
         process.memlock_hard_bytes.known().is_some_and(|hard| hard.is_none_or(|hard| hard >= ENOUGH));
     if raises {
         fixes.push(
-            "in the shell that starts the program: `ulimit -l $(ulimit -H -l)`   (the hard limit allows it)",
+            Fix::container()
+                .run("ulimit -l $(ulimit -H -l)")
+                .remark("in the shell that starts the program; the hard limit allows it"),
         );
     }
     if container {
-        fixes.push("start the container with `--ulimit memlock=-1:-1 --cap-add IPC_LOCK`");
-        fixes.push("Kubernetes: IPC_LOCK has no effect for non-root users; set LimitMEMLOCK=infinity for containerd or CRI-O");
+        fixes.push(Fix::container().option("--ulimit memlock=-1:-1 --cap-add IPC_LOCK"));
+        fixes.push(Fix::host().run(unlimited("containerd")).remark("Kubernetes, where IPC_LOCK has no effect for non-root users: restart containerd; with CRI-O the unit is crio"));
     } else {
-        fixes.push("`echo '* soft memlock unlimited\n* hard memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf`   (log in again; for services LimitMEMLOCK=infinity)");
+        fixes.push(
+            Fix::host()
+                .run("printf '* %s memlock unlimited\\n' soft hard | sudo tee /etc/security/limits.d/rdma.conf")
+                .remark("log in again"),
+        );
+        fixes.push(
+            Fix::host()
+                .remark("for services, from the next boot")
+                .line("/etc/systemd/system.conf", "DefaultLimitMEMLOCK=infinity"),
+        );
     }
     let limit = process.memlock_bytes.known().copied();
     let failed = process.mlock_probe.known().filter(|probe| !probe.ok);
@@ -198,7 +222,7 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .why("Rootless containers inherit the limit of the outer user; drivers ignore CAP_IPC_LOCK inside. Creating queues and regions fails with ENOMEM.")
                 .seen("mlock", probe.detail.clone())
                 .seen("/proc/self/uid_map", "a namespace of its own")
-                .fix("raise the limit of the outer user: LimitMEMLOCK=infinity in user@.service, then log in again")
+                .fix(Fix::host().run(unlimited("user@")).remark("raises the limit of the outer user, who then logs in again"))
                 .root()
                 .blocks()
                 .on(facts.nics.iter().map(|nic| nic.name.clone())),
@@ -217,8 +241,8 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             if let Some(probe) = failed {
                 finding = finding.seen("mlock", probe.detail.clone());
             }
-            for fix in &fixes {
-                finding = finding.fix(*fix);
+            for fix in fixes {
+                finding = finding.fix(fix);
             }
             finding = finding.root();
             if severity == Severity::Error {
@@ -232,7 +256,7 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                 .why("Registered memory is locked: creating queues and registering memory fails as well.")
                 .seen("mlock", failed.map(|probe| probe.detail.clone()).unwrap_or_default())
                 .seen("/proc/self/limits: Max locked memory", limit.flatten().map_or_else(|| "unlimited".to_owned(), bytes))
-                .fix("check the container's memory limit, its seccomp profile, and the free memory of the machine")
+                .fix(Fix::both().remark("check the container's memory limit, its seccomp profile, and the free memory of the machine"))
                 .blocks()
                 .on(facts.nics.iter().map(|nic| nic.name.clone())),
         ),
@@ -241,7 +265,7 @@ fn memlock(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("memlock-unread", Severity::Unknown, "the limit of locked memory is unknown")
                 .why("A small limit makes registrations fail.")
                 .seen("/proc/self/limits", process.memlock_bytes.why_not().unwrap_or_default())
-                .fix("`ulimit -l`"),
+                .fix(Fix::both().run("ulimit -l")),
         ),
     }
 }
@@ -283,7 +307,7 @@ fn cpus(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             .why("Threads that post and poll cross the sockets for every message, and host buffers are in remote memory.")
             .seen("/proc/self/status: Cpus_allowed_list", facts.process.cpus.known().cloned().unwrap_or_default())
             .seen("memory nodes of the GPUs", list(&placed.iter().map(|(_, node)| node.to_string()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()))
-            .fix(format!("start the program with `numactl --cpunodebind={0} --membind={0}`   (containers: --cpuset-cpus; Slurm: --cpu-bind)", placed[0].1))
+            .fix(Fix::both().remark("put before the program").run(format!("numactl --cpunodebind={0} --membind={0}", placed[0].1)).remark("containers: --cpuset-cpus; Slurm: --cpu-bind"))
             .slows()
             .on(facts.gpus.iter().map(|gpu| gpu.address.clone())),
     );

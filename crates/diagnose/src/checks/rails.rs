@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{each, list};
-use crate::finding::{Finding, Severity};
+use super::list;
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Netdev, Nic};
 
@@ -149,20 +149,17 @@ fn one_subnet(rails: &[Rail<'_>], found: &mut Vec<Finding>) {
     let settings = format!("sudo sysctl -w {own}.arp_ignore=1 {own}.arp_announce=2 {own}.rp_filter=2");
     let finding = match sharing {
         Sharing::Route => finding,
-        Sharing::Unknown | Sharing::Apart => finding.fix(format!(
-            "`{}`",
-            each(
-                &interfaces,
-                "sysctl net.ipv4.conf.{}.arp_ignore net.ipv4.conf.{}.arp_announce net.ipv4.conf.{}.rp_filter"
-            )
+        Sharing::Unknown | Sharing::Apart => finding.fix(Fix::both().each(
+            &interfaces,
+            "sysctl net.ipv4.conf.{}.arp_ignore net.ipv4.conf.{}.arp_announce net.ipv4.conf.{}.rp_filter",
         )),
         Sharing::Arp | Sharing::Filter => {
-            finding.fix(format!("`{}`   (the same on every machine)", each(&interfaces, &settings)))
+            finding.fix(Fix::both().each(&interfaces, &settings).remark("the same on every machine"))
         }
     };
     found.push(
         finding
-            .fix(format!("`{}`   (or give each rail a subnet of its own)", tables(subnet, &rails)))
+            .fix(Fix::both().run(tables(subnet, &rails)).remark("or give each rail a subnet of its own"))
             .root()
             .on(names),
     );
@@ -212,10 +209,7 @@ fn no_route(rails: &[Rail<'_>], found: &mut Vec<Finding>) {
                 format!("routes by {}", hit[0].netdev.name),
                 hit[0].netdev.gateway.why_not().unwrap_or("none with a gateway"),
             )
-            .fix(format!(
-                "`{}`   (give the rail the same destinations by its own gateway, in a routing table of its own)",
-                each(&compared, "ip route show table all dev {}")
-            ))
+            .fix(Fix::both().each(&compared, "ip route show table all dev {}").remark("give the rail the same destinations by its own gateway, in a routing table of its own"))
             .root()
             .on(nics(&hit)),
     );

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::failed_step::FailedStep;
 use super::peer_module::{self, PeerModule};
 use super::{list, one_or};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::adapters;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Facts, Gpu, Registration};
@@ -174,11 +174,11 @@ impl Case<'_> {
         Finding::new("registration-pair", self.severity, format!("memory cannot be registered for {}, but can with another adapter", list(&pairs)))
             .why("The platform blocks this adapter from this GPU (ACS, IOMMU, another root complex). Engines that register with every adapter fail; NCCL and UCX use the near one and work.")
             .seen("registration", self.cause.why)
-            .fix(self.adapters_that_register())
+            .fixes(self.adapters_that_register())
     }
 
     /// Variables that restrict the processes of a GPU to the adapters that register its memory.
-    fn adapters_that_register(&self) -> String {
+    fn adapters_that_register(&self) -> Vec<Fix> {
         let facts = self.analysis.facts;
         let mut gpus: Vec<&Gpu> = Vec::new();
         for pair in &self.cause.pairs {
@@ -203,17 +203,15 @@ impl Case<'_> {
             let active = ports.filter(|port| port.may_be_active());
             active.map(|port| format!("{name}:{}", port.number)).collect()
         };
-        let settings: Vec<String> = gpus
-            .iter()
-            .map(|gpu| {
-                let names = works(gpu);
-                let ports: Vec<String> = names.iter().flat_map(|name| ports_of(name)).collect();
-                let (names, ports) = (names.join(","), ports.join(","));
-                // `=` takes the names as they are, not as beginnings.
-                format!("processes of {}: `NCCL_IB_HCA=={names} UCX_NET_DEVICES={ports}`", gpu.label())
-            })
-            .collect();
-        format!("{}   (or the device list of the engine)", settings.join("; "))
+        let fix = |gpu: &Gpu| {
+            let names = works(gpu);
+            let ports: Vec<String> = names.iter().flat_map(|name| ports_of(name)).collect();
+            // `=` takes the names as they are, not as beginnings.
+            Fix::container()
+                .set(format!("NCCL_IB_HCA=={} UCX_NET_DEVICES={}", names.join(","), ports.join(",")))
+                .remark(format!("for processes of {}, or the device list of the engine", gpu.label()))
+        };
+        gpus.into_iter().map(fix).collect()
     }
 
     /// Peer memory is missing, or does nothing.
@@ -231,17 +229,18 @@ impl Case<'_> {
                 .seen("/proc/kallsyms", "no ib_register_peer_memory_client");
                 // Where dma-buf is stopped as well, its own finding names the way there.
                 if self.cause.pairs.iter().all(|pair| pair.no_dma_buf()) {
-                    finding.fix("install OFED's or DOCA's drivers, whose ib_core has the interface").reboot()
+                    let fix = "install OFED's or DOCA's drivers, whose ib_core has the interface";
+                    finding.fix(Fix::host().remark(fix)).reboot()
                 } else {
                     finding
-                        .fix("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers")
+                        .fix(Fix::host().remark("use dma-buf (kernel 5.12 or newer on both sides), or install OFED/DOCA's drivers"))
                         .root()
                 }
             }
             "peermem-nic" => Finding::new("peermem-nic", self.severity, self.cause.why.to_owned())
                 .why(format!("A loaded and registered module has no effect for these adapters. {}", self.why))
                 .seen("driver", self.driver())
-                .fix("use dma-buf, or the vendor's library"),
+                .fix(Fix::both().remark("use dma-buf, or the vendor's library")),
             "peermem-amd" => self.peermem_amd(),
             _ => return None,
         })
@@ -292,11 +291,13 @@ impl Case<'_> {
             .why(self.why)
             .seen("/sys/kernel/mm/memory_peers", "no amdkfd");
         if new_kernel {
+            let fix = Fix::container().set("NCCL_DMABUF_ENABLE=1");
             finding
                 .seen("uname -r", facts.kernel.release.clone())
-                .fix("since kernel 6.3 amdgpu cannot use OFED's interface: use dma-buf (`NCCL_DMABUF_ENABLE=1` for RCCL)")
+                .fix(fix.remark("for RCCL: since kernel 6.3 amdgpu cannot use OFED's interface, but dma-buf"))
         } else {
-            finding.fix("reinstall amdgpu-dkms after OFED, so that it is built with its interface").reboot()
+            let fix = "reinstall amdgpu-dkms after OFED, so that it is built with its interface";
+            finding.fix(Fix::host().remark(fix)).reboot()
         }
     }
 
@@ -306,17 +307,17 @@ impl Case<'_> {
             "closed-module" => Finding::new("closed-module", self.severity, "NVIDIA's closed kernel module is loaded, which does not export dma-bufs")
                 .why(self.why)
                 .seen("/proc/driver/nvidia/version", module_line(self.analysis))
-                .fix(format!("install the open module of the driver's branch: `sudo apt install {}`   (dnf: nvidia-driver:open-dkms)", open_package(self.analysis.facts.kernel.nvidia_major())))
+                .fix(Fix::host().remark("install the open module of the driver's branch").run(format!("sudo apt install {}", open_package(self.analysis.facts.kernel.nvidia_major()))).remark("dnf: nvidia-driver:open-dkms"))
                 .reboot(),
             "driver-too-old" => Finding::new("driver-too-old", self.severity, format!("{}: no dma-buf export before 515", self.cause.why))
                 .why(self.why)
                 .seen("/proc/driver/nvidia/version", module_line(self.analysis))
-                .fix("upgrade to a current driver with the open kernel module")
+                .fix(Fix::host().remark("upgrade to a current driver with the open kernel module"))
                 .reboot(),
             "gpu-too-old" => Finding::new("gpu-too-old", self.severity, format!("{}: older than Turing, so the open module does not support {} and dma-bufs are unavailable", list(&self.names), one_or(&self.names, "it", "them")))
                 .why(self.why)
                 .seen("compute capability", self.cause.pairs.first().and_then(|pair| pair.gpu.compute_capability.get()).map_or_else(String::new, |cc| format!("{}.{}", cc / 10, cc % 10)))
-                .fix("a Turing or newer GPU; this one registers by peer memory only"),
+                .fix(Fix::both().remark("a Turing or newer GPU; this one registers by peer memory only")),
             "dmabuf-export" => self.failed(FailedStep::export)?,
             _ => return None,
         })
@@ -328,17 +329,17 @@ impl Case<'_> {
             "kernel-no-dmabuf" => Finding::new("kernel-no-dmabuf", self.severity, "the kernel was built without dma-buf")
                 .why(self.why)
                 .seen("CONFIG_DMA_SHARED_BUFFER", "n")
-                .fix("use a kernel of the distribution, or build with CONFIG_DMA_SHARED_BUFFER=y")
+                .fix(Fix::host().remark("use a kernel of the distribution, or build with CONFIG_DMA_SHARED_BUFFER=y"))
                 .reboot(),
             "kernel-no-p2pdma" => Finding::new("kernel-no-p2pdma", self.severity, self.cause.why)
                 .why(format!("Sharing memory between devices needs CONFIG_PCI_P2PDMA; amdgpu also needs CONFIG_DMABUF_MOVE_NOTIFY and CONFIG_HSA_AMD_P2P. {}", self.why))
                 .seen("kernel options", self.cause.why)
-                .fix("use a kernel that has these options, or OFED's drivers with peer memory (nvidia_peermem, amdgpu-dkms)")
+                .fix(Fix::host().remark("use a kernel that has these options, or OFED's drivers with peer memory (nvidia_peermem, amdgpu-dkms)"))
                 .reboot(),
             "kernel-too-old" => Finding::new("kernel-too-old", self.severity, format!("{}: its verbs do not support dma-buf", self.cause.why))
                 .why(self.why)
                 .seen("uname -r", self.analysis.facts.kernel.release.clone())
-                .fix("use kernel 5.12 or newer, or OFED/DOCA's drivers")
+                .fix(Fix::host().remark("use kernel 5.12 or newer, or OFED/DOCA's drivers"))
                 .reboot(),
             _ => return None,
         })
@@ -354,7 +355,7 @@ impl Case<'_> {
             )
             .why(self.why)
             .seen("libibverbs.so.1", "no ibv_reg_dmabuf_mr")
-            .fix("install rdma-core 34 or newer (in the container's image, too)")
+            .fix(Fix::container().remark("install rdma-core 34 or newer (in the container's image, too)"))
             .root(),
             "nic-no-dmabuf" => self.adapter_type(),
             "dmabuf-nic" => self
@@ -383,14 +384,14 @@ impl Case<'_> {
         if neither {
             finding
                 .why("Its verbs have neither dma-buf nor peer memory: no driver, module or IOMMU setting changes that. Programs on verbs stage GPU memory.")
-                .fix("Omni-Path: use PSM2 with CUDA (libpsm2 built with PSM_CUDA) or libfabric's opx provider, by NCCL's OFI plugin or Open MPI's ofi; otherwise stage")
+                .fix(Fix::both().remark("Omni-Path: use PSM2 with CUDA (libpsm2 built with PSM_CUDA) or libfabric's opx provider, by NCCL's OFI plugin or Open MPI's ofi; otherwise stage"))
         } else {
             finding
                 .why(format!(
                     "No kernel and no version of rdma-core adds it: only peer memory is left. {}",
                     self.why
                 ))
-                .fix("use peer memory")
+                .fix(Fix::both().remark("use peer memory"))
         }
     }
 
@@ -441,7 +442,7 @@ fn sizes(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         Finding::new("registration-size", Severity::Warning, format!("{}: {works} of memory can be registered, {fails} cannot", list(&names)))
             .why("Programs that register large buffers fail although a test with a small one works: BAR1, the limit of locked memory, or the adapter's tables are too small.")
             .seen(format!("{} of {fails} with {}", first.way, first.nic), first.probe.detail.clone())
-            .fix("`nvidia-smi -q -d MEMORY | grep -A3 BAR1; ulimit -l`")
+            .fix(Fix::both().run("nvidia-smi -q -d MEMORY | grep -A3 BAR1; ulimit -l"))
             .slows()
             .on(names),
     );
@@ -481,7 +482,11 @@ fn unproven(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         )
         .why("The facts are not sufficient; the verdict for these pairs is uncertain.")
         .seen("probes", reasons.join("; "))
-        .fix("`nobounce doctor`   (on the machine, where CUDA and the adapters can be opened)")
+        .fix(
+            Fix::both()
+                .run("nobounce doctor")
+                .remark("on the machine, where CUDA and the adapters can be opened"),
+        )
         .on(names),
     );
 }

@@ -1,7 +1,7 @@
 //! Shared code of the checks of NCCL's and UCX's settings.
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::names::Filter;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Port, Variable};
@@ -10,9 +10,9 @@ use nobounce_topology::methods;
 /// A finding about a variable: where it is set, and how to undo it.
 pub(super) fn set(finding: Finding, variable: Variable<'_>) -> Finding {
     let place = if variable.source == "environment" {
-        format!("`unset {}`", variable.name)
+        Fix::container().run(format!("unset {}", variable.name))
     } else {
-        format!("remove {} from {}", variable.name, variable.source)
+        Fix::container().remark(format!("remove {} from {}", variable.name, variable.source))
     };
     finding.seen(variable.source, format!("{}={}", variable.name, variable.value)).fix(place)
 }
@@ -52,7 +52,7 @@ pub(super) fn too_old(
                     None => analysis.facts.kernel.peer_memory_clients.why_not().unwrap_or_default().to_owned(),
                 },
             )
-            .fix(format!("use a current {library} (in the image or the Python environment, too)"))
+            .fix(Fix::both().remark(format!("use a current {library} (in the image or the Python environment, too)")))
             .stages()
             .on(names),
     )

@@ -1,7 +1,7 @@
 //! Settings and builds of UCX that defeat GPUDirect.
 
 use super::settings::{dma_buf_off, left_out, relaxed, set, too_old};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::names::Filter;
 use crate::ucx;
 use nobounce_topology::analysis::Analysis;
@@ -39,7 +39,7 @@ fn transports(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
                     .why("UCX does not recognise GPU memory: transfers crash, or the application stages them itself."),
                 variable,
             )
-            .fix("`UCX_TLS=rc,cuda`   (or leave it unset)"),
+            .fix(Fix::container().set("UCX_TLS=rc,cuda").remark("or leave it unset")),
         );
     }
 }
@@ -74,7 +74,7 @@ fn devices(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             )
             .why("UCX expects adapter names with their port: a name alone matches nothing.")
             .seen(variable.source, format!("UCX_NET_DEVICES={}", variable.value))
-            .fix(format!("`UCX_NET_DEVICES={with_ports}`")),
+            .fix(Fix::container().set(format!("UCX_NET_DEVICES={with_ports}"))),
         );
     }
     found.extend(left_out(analysis, variable, &filter, "ucx-devices-far", "UCX"));
@@ -159,7 +159,11 @@ fn old_default(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
         .why("Writes in strict order wait for each other there, whatever the link could carry.")
         .seen("UCX", format!("{major}.{minor}"))
         .seen("processor", facts.machine.cpu.name.clone())
-        .fix(format!("`UCX_IB_PCI_RELAXED_ORDERING=on`   (or UCX {}.{} and newer)", since.0, since.1)),
+        .fix(
+            Fix::container()
+                .set("UCX_IB_PCI_RELAXED_ORDERING=on")
+                .remark(format!("or UCX {}.{} and newer", since.0, since.1)),
+        ),
     );
 }
 
@@ -183,7 +187,7 @@ fn build(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("ucx-no-verbs", severity, "this machine's UCX was built without verbs")
                 .why("It supports only TCP and shared memory, and reports no error: a transfer took 1803 ms instead of 3.")
                 .seen("UCX modules", ucx.modules.join(" "))
-                .fix("install UCX with its ib module (ucx-ib of the distribution), or build it with --with-verbs"),
+                .fix(Fix::container().remark("install UCX with its ib module (ucx-ib of the distribution), or build it with --with-verbs")),
         );
     }
     let vendor = facts.gpus.first().map(|gpu| gpu.vendor);
@@ -197,9 +201,7 @@ fn build(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
             Finding::new("ucx-no-gpu", severity, format!("this machine's UCX was built without {wanted}"))
                 .why("It does not recognise GPU memory: transfers crash or are staged by the application.")
                 .seen("UCX modules", ucx.modules.join(" "))
-                .fix(format!(
-                    "install UCX with its {wanted} module (ucx-{wanted}), or build it with --with-{wanted}; if it is installed in another folder (Python wheels), name that in UCX_MODULE_DIR"
-                )),
+                .fix(Fix::container().remark(format!("install UCX with its {wanted} module (ucx-{wanted}), or build it with --with-{wanted}; if it is installed in another folder (Python wheels), name that in UCX_MODULE_DIR"))),
         );
     }
 }

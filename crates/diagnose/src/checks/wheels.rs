@@ -1,7 +1,7 @@
 //! Packages of Python that bring libraries of verbs or UCX of their own.
 
 use super::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Facts, GpuVendor, Wheel, WheelVerbs};
 
@@ -95,10 +95,7 @@ fn verbs(facts: &Facts, wheel: &Wheel) -> Option<Finding> {
             .why("A libibverbs loads providers of its own private version only. Without one the package sees no adapter and uses TCP, while ibv_devices of the system lists all.")
             .seen(own.file.clone(), version)
             .seen("providers of the system", told)
-            .fix(format!(
-                "`ln -sf \"$(ldconfig -p | awk '/libibverbs.so.1 /{{print $NF; exit}}')\" {}`   (the system's libibverbs in its place)",
-                own.file
-            ))
+            .fix(Fix::container().run(format!("ln -sf \"$(ldconfig -p | awk '/libibverbs.so.1 /{{print $NF; exit}}')\" {}", own.file)).remark("the system's libibverbs in its place"))
             .on(names.into_iter().map(str::to_owned)),
     )
 }
@@ -130,6 +127,6 @@ fn ucx(facts: &Facts, wheel: &Wheel) -> Option<Finding> {
                 "Without its cuda module this UCX takes GPU pointers for host memory, whatever the system's UCX supports."
             })
             .seen("modules of its UCX", if modules.is_empty() { "none".to_owned() } else { modules.join(", ") })
-            .fix(format!("build it against a UCX with them: `pip install --force-reinstall --no-binary {name} {name}`")),
+            .fix(Fix::container().remark("build it against a UCX with them").run(format!("pip install --force-reinstall --no-binary {name} {name}"))),
     )
 }

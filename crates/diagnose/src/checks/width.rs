@@ -1,7 +1,7 @@
 //! The width of InfiniBand links, judged by both of their ends.
 
-use super::{each, list};
-use crate::finding::{Finding, Severity};
+use super::list;
+use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{LinkEnd, Nic, Port};
 
@@ -115,12 +115,9 @@ fn lost(links: &[Link<'_>], found: &mut Vec<Finding>) {
     );
     found.push(
         seen(finding, nic, port)
-            .fix(format!(
-                "reseat or replace the cable; `{}`",
-                each(
-                    &super::port::pci_addresses(hit.iter().map(|(nic, _)| *nic)),
-                    "sudo mlxlink -d {} -m -c"
-                )
+            .fix(Fix::host().remark("reseat or replace the cable").each(
+                &super::port::pci_addresses(hit.iter().map(|(nic, _)| *nic)),
+                "sudo mlxlink -d {} -m -c",
             ))
             .root()
             .slows()
@@ -142,7 +139,7 @@ fn set(links: &[Link<'_>], found: &mut Vec<Finding>) {
     )
     .why("The port supports the width, and LinkWidthEnabled leaves it out. The rate falls with the lanes.");
     let finding = hit.iter().fold(seen(finding, nic, port), |finding, (nic, port)| {
-        finding.fix(format!("`{}`", enable(nic, port)))
+        finding.fix(Fix::both().run(enable(nic, port)))
     });
     found.push(finding.root().slows().on(devices(&hit)));
 }
@@ -190,7 +187,7 @@ fn unread(links: &[Link<'_>], found: &mut Vec<Finding>) {
         .why("A split port of a switch has two lanes. Without both ends it is not told from a link that lost half of its lanes.")
         .seen(format!("/sys/class/infiniband/{}/ports/{}/rate", nic.name, port.number), format!("{lanes}X"))
         .seen("PortInfo of both ends", reason(port))
-        .fix(format!("`sudo nobounce doctor`   (it reads both ends by /dev/infiniband/umad*), or `{query}`"))
+        .fix(Fix::host().run("sudo nobounce doctor").remark("it reads both ends by /dev/infiniband/umad*; or").run(query))
         .root()
         .on(devices(&hit)),
     );

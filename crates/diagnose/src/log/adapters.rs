@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::MAX_KEPT;
 use crate::checks::port_events;
+use crate::finding::Fix;
 use nobounce_topology::facts::{Facts, Nic};
 
 /// Retries exceeded: no answer came.
@@ -34,7 +35,7 @@ pub struct Adapters {
 }
 
 /// An adapter with errors in a log.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AdapterErrors {
     /// The host, if the log names it.
     pub host: String,
@@ -51,7 +52,8 @@ pub struct AdapterErrors {
     /// What the facts tell about the adapter.
     pub why: Vec<String>,
     /// What shows or mends it.
-    pub fix: Option<String>,
+    #[serde(flatten)]
+    pub fix: Fix,
 }
 
 /// The adapter that a line names: `mlx5_3` of `mlx5_3:1/RoCE`.
@@ -155,12 +157,12 @@ fn state(facts: &Facts, nic: &Nic) -> Vec<String> {
 }
 
 /// What shows the state of a link.
-fn fix(adapter: &str, nic: Option<&Nic>) -> Option<String> {
+fn fix(adapter: &str, nic: Option<&Nic>) -> Fix {
     if !adapter.starts_with("mlx") {
-        return Some(format!("`rdma statistic show link {adapter}/1`"));
+        return Fix::both().run(format!("rdma statistic show link {adapter}/1"));
     }
     let device = nic.and_then(|nic| nic.address.as_deref()).unwrap_or(adapter);
-    Some(format!("`sudo mlxlink -d {device} -m -c`"))
+    Fix::host().run(format!("sudo mlxlink -d {device} -m -c"))
 }
 
 #[cfg(test)]

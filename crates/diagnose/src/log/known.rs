@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::Seen;
 use super::messages::MESSAGES;
 use crate::checks::peer_module::PeerModule;
+use crate::finding::{Fix, FixPart, Side};
 use nobounce_topology::facts::Facts;
 
 /// A cause of what a log shows, and its remedy.
@@ -16,30 +17,30 @@ pub struct LogCause {
     pub problem: String,
     /// The cause.
     pub cause: &'static str,
-    /// What to do.
-    pub fix: String,
+    /// What to do. JSON has it as a line and as parts.
+    #[serde(flatten)]
+    pub fix: Fix,
 }
 
 /// What mends a cause.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Fix {
+pub(super) enum Remedy {
     /// The same on every machine.
-    Text(&'static str),
+    Parts(Side, &'static [FixPart<&'static str>]),
     /// The peer-memory module that fits the machine is loaded, or this.
     LoadModule(&'static str),
     /// The loaded peer-memory module is loaded or built again, or this.
     ReloadModule(&'static str),
 }
 
-impl Fix {
-    fn on(self, facts: &Facts) -> String {
-        let (fix, or) = match self {
-            Self::Text(text) => return text.to_owned(),
-            Self::LoadModule(or) => (PeerModule(facts).words(), or),
-            Self::ReloadModule(or) => (PeerModule(facts).reload(), or),
+impl Remedy {
+    fn on(self, facts: &Facts) -> Fix {
+        let fix = match self {
+            Self::Parts(side, parts) => Fix::of(side, parts),
+            Self::LoadModule(or) => PeerModule(facts).load().remark(or),
+            Self::ReloadModule(or) => PeerModule(facts).reload().remark(or),
         };
-        let host = if facts.is_container() { "on the host, not in the container: " } else { "" };
-        format!("{host}{fix}; {or}")
+        if facts.is_container() { fix.in_container() } else { fix }
     }
 }
 
@@ -48,7 +49,7 @@ impl Fix {
 pub(super) struct Cause {
     pub(super) when: fn(&Facts, &str) -> bool,
     pub(super) text: &'static str,
-    pub(super) fix: Fix,
+    pub(super) fix: Remedy,
 }
 
 /// The causes that these facts and this line allow, the likeliest first.

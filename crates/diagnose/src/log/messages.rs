@@ -1,8 +1,19 @@
 //! The messages whose causes are known: one table.
 
 use super::causes::*;
-use super::known::{Cause, Fix, Message};
+use super::known::{Cause, Message, Remedy};
 use crate::checks::peer_module::PeerModule;
+use crate::finding::FixPart::{self, Assignment, Command, EngineOption, Line, Remark};
+
+/// The doorbell of an adapter for GPUs, or proxies on the CPU.
+const NO_DOORBELL: &[FixPart<&str>] = &[
+    Assignment("NVSHMEM_IBGDA_NIC_HANDLER=cpu"),
+    Remark("or, on the host, with a reboot"),
+    Line {
+        file: "/etc/modprobe.d/nvidia.conf",
+        text: "options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"",
+    },
+];
 
 /// Specific messages stand before general ones.
 pub(super) const MESSAGES: &[Message] = &[
@@ -11,7 +22,10 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "NVIDIA's driver does not map the exported memory for this adapter (ENOTSUPP)",
         causes: &[always(
             "the memory was exported for the data-direct function (Direct NIC of Grace machines), and another adapter registers it",
-            "`UCX_IB_DIRECT_NIC=n`   (or a newer UCX; the adapter's data-direct port must be up)",
+            container(&[
+                Assignment("UCX_IB_DIRECT_NIC=n"),
+                Remark("or a newer UCX; the adapter's data-direct port must be up"),
+            ]),
         )],
     },
     Message {
@@ -24,11 +38,11 @@ pub(super) const MESSAGES: &[Message] = &[
                     ucx.is_some_and(|ucx| ucx.modules.iter().any(|module| module.starts_with("gdrcopy")))
                 },
                 "UCX's gdr_copy maps the same memory",
-                "`UCX_TLS=^gdr_copy`",
+                container(&[Assignment("UCX_TLS=^gdr_copy")]),
             ),
             always(
                 "offset or length do not fit the dma-buf: a part of an allocation was registered with the offset of the whole",
-                "upgrade the program, or register whole allocations",
+                container(&[Remark("upgrade the program, or register whole allocations")]),
             ),
         ],
     },
@@ -37,7 +51,7 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "the adapter's driver does not take dma-bufs",
         causes: &[always(
             "the kernel driver of the adapter is too old, or a software adapter",
-            "upgrade it (DOCA-OFED, kernel 5.12 and newer), or use peer memory",
+            host(&[Remark("upgrade it (DOCA-OFED, kernel 5.12 and newer), or use peer memory")]),
         )],
     },
     Message {
@@ -77,7 +91,9 @@ pub(super) const MESSAGES: &[Message] = &[
             when(
                 |facts, _| peermem_loaded(facts),
                 "a peer-memory module is loaded that the program does not look for, and it got no dma-buf",
-                "use the open kernel module, or a version of the program that finds the module",
+                both(&[Remark(
+                    "use the open kernel module, or a version of the program that finds the module",
+                )]),
             ),
         ],
     },
@@ -96,7 +112,12 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "a connection failed: the adapter has no interface in this network namespace (ENODEV)",
         causes: &[always(
             "the process sees adapters that belong to the host or to other pods, and chose one of them",
-            "name the pod's own adapters: `NCCL_IB_HCA=mlx5_2`   (with its real name); or use the host network",
+            container(&[
+                Remark("name the pod's own adapters"),
+                Assignment("NCCL_IB_HCA=mlx5_2"),
+                Remark("with its real name; or use the host's network"),
+                EngineOption("--network host"),
+            ]),
         )],
     },
     Message {
@@ -149,7 +170,10 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "libibverbs has no provider for the adapter",
         causes: &[always(
             "the image or machine lacks the provider library",
-            "`sudo apt install ibverbs-providers`   (or the vendor's: libionic, libbnxt_re)",
+            container(&[
+                Command("sudo apt install ibverbs-providers"),
+                Remark("or the vendor's: libionic, libbnxt_re"),
+            ]),
         )],
     },
     Message {
@@ -157,7 +181,7 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "the provider library does not fit the kernel driver of the adapter",
         causes: &[always(
             "the provider of the image is older or newer than the host's driver knows",
-            "install the provider in the version of the host's driver",
+            container(&[Remark("install the provider in the version of the host's driver")]),
         )],
     },
     Message {
@@ -165,7 +189,7 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "libibverbs is missing",
         causes: &[always(
             "the image or machine has no libibverbs",
-            "`sudo apt install libibverbs1 ibverbs-providers`",
+            container(&[Command("sudo apt install libibverbs1 ibverbs-providers")]),
         )],
     },
     Message {
@@ -173,7 +197,12 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "libfabric found no provider for the adapters: TCP is used",
         causes: &[always(
             "the process has no EFA adapter: the pod or container was started without it",
-            "give it /dev/infiniband: the EFA device plugin and its resource (vpc.amazonaws.com/efa); set NCCL_SOCKET_IFNAME where TCP is meant",
+            container(&[
+                EngineOption("--device /dev/infiniband"),
+                Remark(
+                    "Kubernetes: the EFA device plugin and its resource (vpc.amazonaws.com/efa); set NCCL_SOCKET_IFNAME where TCP is meant",
+                ),
+            ]),
         )],
     },
     Message {
@@ -181,7 +210,10 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "libfabric's EFA provider refused GPU memory of the virtual memory API (NCCL 2.19 and newer)",
         causes: &[always(
             "libfabric of EFA installers before 1.29.1 sets an attribute that such memory does not have",
-            "`FI_EFA_SET_CUDA_SYNC_MEMOPS=0`, or EFA installer 1.29.1 and newer",
+            container(&[
+                Assignment("FI_EFA_SET_CUDA_SYNC_MEMOPS=0"),
+                Remark("or EFA installer 1.29.1 and newer"),
+            ]),
         )],
     },
     Message {
@@ -192,7 +224,7 @@ pub(super) const MESSAGES: &[Message] = &[
                 facts.gpus.iter().any(|gpu| ["GB200", "GB300"].iter().any(|name| gpu.title().contains(name)))
             },
             "rdma-core of the image is too old: operations on GPU memory end with status 4",
-            "install a newer rdma-core than 50 (DOCA-OFED has it)",
+            container(&[Remark("install a newer rdma-core than 50 (DOCA-OFED has it)")]),
         )],
     },
     Message {
@@ -202,12 +234,14 @@ pub(super) const MESSAGES: &[Message] = &[
             when(
                 |facts, _| PeerModule(facts).loaded() == Some("nvidia_peermem"),
                 "nvidia_peermem is loaded: this NVSHMEM looks only for /sys/kernel/mm/memory_peers/nv_mem, which newer drivers and OFEDs do not have",
-                "upgrade NVSHMEM (3.3 and newer also look for /sys/module/nvidia_peermem)",
+                container(&[Remark(
+                    "upgrade NVSHMEM (3.3 and newer also look for /sys/module/nvidia_peermem)",
+                )]),
             ),
             Cause {
                 when: |facts, _| PeerModule(facts).loaded() == Some("nv_peer_mem"),
                 text: "nv_peer_mem is loaded, but not registered with this ib_core",
-                fix: Fix::ReloadModule("or an NVSHMEM that registers by dma-buf"),
+                fix: Remedy::ReloadModule("or an NVSHMEM that registers by dma-buf"),
             },
             no_module(
                 |facts, _| !peermem_loaded(facts),
@@ -221,23 +255,23 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "NVSHMEM skips adapters by their names",
         causes: &[always(
             "the adapters were renamed: NVSHMEM expects names that begin with mlx5",
-            "`NVSHMEM_HCA_PREFIX=roce`   (with the beginning of their names), or no udev rule that renames mlx5_0",
+            container(&[
+                Assignment("NVSHMEM_HCA_PREFIX=roce"),
+                Remark("with the beginning of their names; or no udev rule that renames mlx5_0"),
+            ]),
         )],
     },
     Message {
         words: &["init failed for transport: IBGDA"],
         meaning: "GPU-initiated transfers (IBGDA) do not start",
-        causes: &[always(
-            "the driver does not map the adapter's doorbell for GPUs",
-            "NVreg_EnableStreamMemOPs=1 and PeerMappingOverride=1 in NVreg_RegistryDwords, or `NVSHMEM_IBGDA_NIC_HANDLER=cpu`",
-        )],
+        causes: &[always("the driver does not map the adapter's doorbell for GPUs", container(NO_DOORBELL))],
     },
     Message {
         words: &["cxil_map"],
         meaning: "Slingshot's library could not map memory",
         causes: &[always(
             "copies of GPU memory by GDRCopy: their buffers cannot be mapped",
-            "`FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0`",
+            container(&[Assignment("FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=0")]),
         )],
     },
     Message {
@@ -245,7 +279,11 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "Mooncake found no GID that it takes",
         causes: &[always(
             "no entry of the GID table has an IPv4 address and RoCE v2",
-            "`MC_GID_INDEX=1`   (with the index of show_gids), or an IPv4 address",
+            container(&[
+                Command("show_gids"),
+                Remark("shows the index of a RoCE v2 entry, if one has an IPv4 address"),
+                Assignment("MC_GID_INDEX=1"),
+            ]),
         )],
     },
     Message {
@@ -253,7 +291,11 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "Mooncake's GID index leads to an empty entry",
         causes: &[always(
             "the automatic choice or MC_GID_INDEX does not fit the adapter's GID table",
-            "`MC_GID_INDEX=3`   (with the index of show_gids)",
+            container(&[
+                Command("show_gids"),
+                Remark("shows the index of the routed RoCE v2 entry"),
+                Assignment("MC_GID_INDEX=3"),
+            ]),
         )],
     },
     Message {
@@ -261,7 +303,10 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "NVIDIA's driver refuses GPU memory to other devices (EINVAL)",
         causes: &[always(
             "a GeForce card, memory that is not cudaMalloc's, or a CUDA that does not fit the driver",
-            "use a data-centre or professional GPU; `nvidia-smi` shows whether driver and CUDA fit",
+            both(&[
+                Command("nvidia-smi"),
+                Remark("shows whether driver and CUDA fit; or use a data-centre or professional GPU"),
+            ]),
         )],
     },
     Message {
@@ -269,7 +314,7 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "libibverbs warns of the limit of locked memory",
         causes: &[always(
             "the limit of locked memory is too small for queues and buffers",
-            "`ulimit -l unlimited`   (containers: --ulimit memlock=-1:-1; services and Slurm: LimitMEMLOCK=infinity)",
+            container(MORE_LOCKED),
         )],
     },
     Message {
@@ -283,7 +328,11 @@ pub(super) const MESSAGES: &[Message] = &[
                 drivers.any(|driver| line.contains(&format!("lib{driver}")))
             },
             "provider and libibverbs are of different versions, or the provider is not installed",
-            "install both from one source: `sudo apt install --reinstall libibverbs1 ibverbs-providers`   (or the OFED of the host)",
+            container(&[
+                Remark("install both from one source"),
+                Command("sudo apt install --reinstall libibverbs1 ibverbs-providers"),
+                Remark("or the OFED of the host"),
+            ]),
         )],
     },
     Message {
@@ -291,16 +340,16 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "Open MPI's old openib transport does not know the adapter",
         causes: &[always(
             "openib is obsolete and does not support newer adapters",
-            "`mpirun --mca pml ucx --mca btl ^openib`   (with an Open MPI that has UCX)",
+            container(&[
+                Assignment("OMPI_MCA_pml=ucx OMPI_MCA_btl=^openib"),
+                Remark("with an Open MPI that has UCX"),
+            ]),
         )],
     },
     Message {
         words: &["cannot allocate buffer on the specified memory type"],
         meaning: "GPU-initiated transfers (IBGDA) cannot map the adapter for the GPU",
-        causes: &[always(
-            "the driver does not map the adapter's doorbell for GPUs",
-            "NVreg_EnableStreamMemOPs=1 and PeerMappingOverride=1 in NVreg_RegistryDwords, or `NVSHMEM_IBGDA_NIC_HANDLER=cpu`",
-        )],
+        causes: &[always("the driver does not map the adapter's doorbell for GPUs", container(NO_DOORBELL))],
     },
     Message {
         words: &["fi_mr_reg", "Protocol not supported"],
@@ -332,7 +381,11 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "Mooncake took a link-local RoCE address",
         causes: &[always(
             "the entry at this GID index is link-local, and other machines are not reached by it",
-            "`MC_GID_INDEX=3`   (with the routed RoCE v2 entry of show_gids)",
+            container(&[
+                Command("show_gids"),
+                Remark("shows the index of the routed RoCE v2 entry"),
+                Assignment("MC_GID_INDEX=3"),
+            ]),
         )],
     },
     Message {
@@ -340,7 +393,7 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "an address of the adapter changed while connections were open",
         causes: &[always(
             "DHCP or a network manager reconfigured the interface",
-            "give the interface a fixed address; keep NetworkManager and netplan off it",
+            both(&[Remark("give the interface a fixed address; keep NetworkManager and netplan off it")]),
         )],
     },
     Message {
@@ -374,7 +427,12 @@ pub(super) const MESSAGES: &[Message] = &[
         causes: &[when(
             |facts, _| !facts.nics.iter().any(|nic| nic.driver.as_deref() == Some("mlx5_core")),
             "GPU-initiated transfers (IBGDA) support adapters of mlx5 only, and there are none",
-            "use a transport of the CPU (NVSHMEM_REMOTE_TRANSPORT=ibrc) or adapters of mlx5; DeepEP's low-latency kernels need IBGDA",
+            container(&[
+                Assignment("NVSHMEM_REMOTE_TRANSPORT=ibrc"),
+                Remark(
+                    "a transport of the CPU; or adapters of mlx5: DeepEP's low-latency kernels need IBGDA",
+                ),
+            ]),
         )],
     },
     Message {
@@ -402,7 +460,7 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "UCX_NET_DEVICES names an adapter that UCX does not have",
         causes: &[always(
             "the name or its port is wrong, or the adapter is not in this container",
-            "`ucx_info -d | grep Device`; names have a port: mlx5_0:1",
+            container(&[Command("ucx_info -d | grep Device"), Remark("names have a port: mlx5_0:1")]),
         )],
     },
     Message {
@@ -410,7 +468,10 @@ pub(super) const MESSAGES: &[Message] = &[
         meaning: "UCX_TLS names a transport that this UCX does not have",
         causes: &[always(
             "UCX was built without CUDA or verbs, or does not find its modules",
-            "`ucx_info -v`; install its cuda and ib modules, or name their folder in UCX_MODULE_DIR",
+            container(&[
+                Command("ucx_info -v"),
+                Remark("install its cuda and ib modules, or name their folder in UCX_MODULE_DIR"),
+            ]),
         )],
     },
     Message {

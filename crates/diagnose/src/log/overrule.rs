@@ -4,7 +4,7 @@ use super::LogReport;
 use super::rows::LogRow;
 use crate::checks::list;
 use crate::diagnosis::Diagnosis;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::nccl;
 use crate::verdict::{Use, UseKind, Verdict};
 use nobounce_topology::facts::Facts;
@@ -104,9 +104,9 @@ fn finding(reports: &[&LogReport]) -> Finding {
     let explained: Vec<&str> = reports.iter().flat_map(|report| report.findings.iter().copied()).collect();
     let cause = reports.iter().find_map(|report| report.causes.first());
     finding = match cause {
-        _ if !explained.is_empty() => finding.fix(format!("fix what explains it here: {}", list(&explained))),
-        Some(cause) => finding.fix(format!("if {}: {}", cause.cause, cause.fix)),
-        None => finding.fix("compare variables and versions of the job with those of this process; the report of the log below lists the connections"),
+        _ if !explained.is_empty() => finding.fix(Fix::both().remark(format!("fix what explains it here: {}", list(&explained)))),
+        Some(cause) => finding.fix(cause.fix.clone().after(format!("if {}", cause.cause))),
+        None => finding.fix(Fix::both().remark("compare variables and versions of the job with those of this process; the report of the log below lists the connections")),
     };
     match programs.as_slice() {
         ["NCCL"] => finding.of_library("NCCL").stages(),

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::LogReport;
 use super::report::times;
+use crate::finding::Fix;
 use nobounce_topology::clean_lines;
 
 /// Rows of each kind that are written out.
@@ -13,6 +14,14 @@ const ROWS: usize = 24;
 fn more(out: &mut String, rows: usize) {
     if rows > ROWS {
         let _ = writeln!(out, "  ... and {} more", rows - ROWS);
+    }
+}
+
+/// Each part on a line of its own, as it is to be copied.
+fn write_fix(out: &mut String, fix: &Fix) {
+    for (nth, part) in fix.parts().iter().enumerate() {
+        let head = if nth == 0 { "fix: " } else { "     " };
+        let _ = writeln!(out, "      {head}{}", part.line());
     }
 }
 
@@ -87,9 +96,7 @@ impl LogReport {
             let counts: Vec<String> = counts.map(|(what, count)| format!("{what}: {count}")).collect();
             let why = if row.why.is_empty() { String::new() } else { format!("; {}", row.why.join("; ")) };
             let _ = writeln!(out, "  errors of {}{host}: {}{why}", row.adapter, counts.join(", "));
-            if let Some(fix) = &row.fix {
-                let _ = writeln!(out, "      fix: {}", fix.replace('`', ""));
-            }
+            write_fix(&mut out, &row.fix);
         }
         more(&mut out, self.adapters.len());
         self.write_causes(&mut out);
@@ -111,7 +118,7 @@ impl LogReport {
                 before = &cause.problem;
             }
             let _ = writeln!(out, "    - {}", cause.cause);
-            let _ = writeln!(out, "      fix: {}", cause.fix.replace('`', ""));
+            write_fix(out, &cause.fix);
         }
     }
 }

@@ -143,7 +143,7 @@ impl Case {
                 name: finding.id.to_owned(),
                 severity: finding.severity,
                 text: format!("{} {} {}", finding.id, finding.title, finding.why),
-                fix: finding.fix.join("\n"),
+                fix: finding.fix.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
             })
             .collect();
         let Some(log) = &self.log else { return said };
@@ -179,7 +179,7 @@ fn of_report(report: &log::LogReport) -> Vec<Said> {
             Severity::Info => cause.cause.to_owned(),
             _ => format!("{} {}", cause.problem, cause.cause),
         };
-        let fix = cause.fix.to_owned();
+        let fix = cause.fix.to_string();
         said.push(Said { name: "log".to_owned(), severity, text, fix });
     }
     for fatal in &report.fatal {

@@ -177,9 +177,17 @@ export function say(text) {
 
 /** A command with its button. */
 export const commandLine = text => h('div', { className: 'command' }, h('code', {}, text), copyButton(text));
-/** The doctor's fixes: each a list of {command} and {remark}. */
+/** A part of a fix, with what it is copied into where that is no shell. */
+function fixPart({ command, assignment, option, line, remark }) {
+  if (command) return commandLine(command);
+  if (assignment) return commandLine(`export ${assignment}`);
+  if (option) return [h('p', {}, 'Add to docker or podman run:'), commandLine(option)];
+  if (line) return [h('p', {}, `Add to ${line.file}:`), commandLine(line.text)];
+  return h('p', {}, remark);
+}
+/** The doctor's fixes: each a list of parts. */
 export function fixList(fixes) {
-  return h('ul', { className: 'fixes' }, fixes.map(parts => h('li', {}, parts.map(part => part.command ? commandLine(part.command) : h('p', {}, part.remark)))));
+  return h('ul', { className: 'fixes' }, fixes.map(parts => h('li', {}, parts.map(fixPart))));
 }
 
 export const PATHS = { direct: 'Direct', slow: 'Direct, but slow', staged: 'Staged', unknown: 'Unknown' };

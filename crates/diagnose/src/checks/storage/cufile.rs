@@ -1,7 +1,7 @@
 //! cuFile itself: its library and settings, and those of KvikIO.
 
 use super::{Step, step};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{Facts, Storage};
 
@@ -62,10 +62,18 @@ fn configured(storage: &Storage) -> Step {
     let settings = settings(storage);
     let kvikio = kvikio(storage);
     if let Some(denied) = denied(storage) {
-        let finding = Finding::new("storage-denylist", Severity::Error, format!("the settings of cuFile exclude {denied}"))
-            .why("cuFile does not use its direct routes for what its denylist names.")
-            .seen("denylist in cufile.json", denied.clone())
-            .command("sudoedit /etc/cufile.json   # take it out of \"denylist\"; or point CUFILE_ENV_PATH_JSON to a file without it");
+        let finding = Finding::new(
+            "storage-denylist",
+            Severity::Error,
+            format!("the settings of cuFile exclude {denied}"),
+        )
+        .why("cuFile does not use its direct routes for what its denylist names.")
+        .seen("denylist in cufile.json", denied.clone())
+        .fix(
+            Fix::both()
+                .run("sudoedit /etc/cufile.json")
+                .remark("take it out of \"denylist\"; or point CUFILE_ENV_PATH_JSON to a file without it"),
+        );
         return step(NAME, State::Blocks, State::Blocks, format!("denylist: {denied}"))
             .because(finding)
             .noting(kvikio);
@@ -75,7 +83,7 @@ fn configured(storage: &Storage) -> Step {
             let finding = Finding::new("storage-compat-forced", Severity::Error, "compat mode is forced")
                 .why("cuFile then reads every file through host memory, whatever machine and filesystem allow.")
                 .seen("cuFile", settings.force.source)
-                .command("export CUFILE_FORCE_COMPAT_MODE=false");
+                .fix(Fix::container().set("CUFILE_FORCE_COMPAT_MODE=false"));
             step(NAME, State::Blocks, State::Blocks, "compat mode is forced").because(finding).noting(kvikio)
         }
         Some(false) => {
@@ -99,7 +107,7 @@ fn configured(storage: &Storage) -> Step {
             let finding = Finding::new("storage-cufile-config", severity, "the settings of cuFile cannot be read")
                 .why("They decide the route: compat mode can be forced, P2PDMA must be requested. cuFile may use its defaults, or fail.")
                 .seen("cuFile", settings.force.source.clone())
-                .command("sed 's|//.*||' \"${CUFILE_ENV_PATH_JSON:-/etc/cufile.json}\" | python3 -m json.tool");
+                .fix(Fix::both().run("sed 's|//.*||' \"${CUFILE_ENV_PATH_JSON:-/etc/cufile.json}\" | python3 -m json.tool"));
             step(NAME, State::Unknown, State::Unknown, settings.force.source).because(finding).noting(kvikio)
         }
     }
@@ -112,15 +120,20 @@ fn asked(facts: &Facts, storage: &Storage) -> Step {
     match asked.value {
         Some(true) => step(NAME, State::Ok, State::NotNeeded, asked.source),
         Some(false) => {
-            let finding = Finding::new("storage-p2pdma-off", Severity::Error, "cuFile is not told to use P2PDMA")
-                .why("P2PDMA needs no nvidia-fs and no patched drivers, but is off by default.")
-                .seen("cuFile", asked.source.clone())
-                .command("export CUFILE_USE_PCIP2PDMA=true   # or \"properties\": {\"use_pci_p2pdma\": true} in /etc/cufile.json");
+            let finding =
+                Finding::new("storage-p2pdma-off", Severity::Error, "cuFile is not told to use P2PDMA")
+                    .why("P2PDMA needs no nvidia-fs and no patched drivers, but is off by default.")
+                    .seen("cuFile", asked.source.clone())
+                    .fix(
+                        Fix::container()
+                            .set("CUFILE_USE_PCIP2PDMA=true")
+                            .remark("or \"properties\": {\"use_pci_p2pdma\": true} in /etc/cufile.json"),
+                    );
             // Settings of the host do not reach a container by themselves.
             let finding = if facts.is_container() && storage.cufile.config.known() == Some(&None) {
                 finding
                     .seen("/etc/cufile.json", "not there, in this container")
-                    .command("-v /etc/cufile.json:/etc/cufile.json:ro   # an option of docker run")
+                    .fix(Fix::container().option("-v /etc/cufile.json:/etc/cufile.json:ro"))
             } else {
                 finding
             };
@@ -136,7 +149,8 @@ fn library(storage: &Storage) -> Step {
         Finding::new("storage-no-libcufile", severity, title)
             .why("Without libcufile.so.0 programs read files into host memory by themselves (KvikIO's compatibility mode), or fail. A program may bring a library of its own, which was not searched for.")
             .seen("libcufile.so*", value)
-            .command("pip install nvidia-cufile-cu12   # or sudo apt install nvidia-gds")
+            .fix(Fix::container().run("pip install nvidia-cufile-cu12").remark("for Python"))
+.fix(Fix::container().run("sudo apt install nvidia-gds").remark("for other programs"))
     };
     match storage.cufile.library.known() {
         Some(Some(library)) => step(NAME, State::Ok, State::Ok, library.path.clone()),
@@ -165,9 +179,9 @@ fn udev(facts: &Facts, storage: &Storage) -> Step {
             .why("cuFile identifies drives by udev's records; without them it logs 'error creating udev_device' and may use compat mode. KvikIO uses POSIX reads then.")
             .seen("/run/udev", value);
         if facts.is_container() {
-            finding.command("-v /run/udev:/run/udev:ro   # an option of docker run")
+            finding.fix(Fix::container().option("-v /run/udev:/run/udev:ro"))
         } else {
-            finding.command("sudo systemctl start systemd-udevd && ls /run/udev/data")
+            finding.fix(Fix::host().run("sudo systemctl start systemd-udevd && ls /run/udev/data"))
         }
     };
     match storage.cufile.udev.known() {
@@ -209,7 +223,7 @@ fn kvikio(storage: &Storage) -> Option<Finding> {
         Finding::new("storage-kvikio-compat", Severity::Warning, format!("KVIKIO_COMPAT_MODE={text}: KvikIO does not use cuFile"))
             .why("KvikIO, and cuDF and others above it, then read by POSIX calls through host memory, even where cuFile would be direct.")
             .seen("environment", format!("KVIKIO_COMPAT_MODE={text}"))
-            .command("unset KVIKIO_COMPAT_MODE   # AUTO: cuFile first, POSIX where it does not work")
+            .fix(Fix::container().run("unset KVIKIO_COMPAT_MODE").remark("AUTO: cuFile first, POSIX where it does not work"))
             .of_library("KvikIO")
     })
 }

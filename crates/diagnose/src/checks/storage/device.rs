@@ -2,7 +2,7 @@
 
 use super::{Step, filesystem, shell, step};
 use crate::checks::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{BlockDevice, BlockKind, Storage};
 
@@ -31,7 +31,7 @@ pub(super) fn steps(storage: &Storage, asks_p2pdma: bool, has_nvme: bool) -> Vec
         )
         .why("Direct routes need NVMe drives, and no LVM, encryption or virtual disk in between.")
         .seen("/sys/dev/block", why)
-        .command(format!("lsblk -s \"$(findmnt -no SOURCE -T {})\"", shell(&storage.path)));
+        .fix(Fix::both().run(format!("lsblk -s \"$(findmnt -no SOURCE -T {})\"", shell(&storage.path))));
         return vec![step("drive", State::Unknown, State::Unknown, why).because(finding)];
     };
     let mut steps = vec![drive(storage, devices, asks_p2pdma, has_nvme)];
@@ -140,36 +140,36 @@ fn one(device: &BlockDevice, scsi: bool) -> Seen {
 }
 
 fn explain(worst: &Seen, mistaken: bool) -> Finding {
-    const OFF: &str = "export CUFILE_USE_PCIP2PDMA=false";
+    const OFF: &str = "CUFILE_USE_PCIP2PDMA=false";
     let what = &worst.what;
     match worst.id {
         "storage-raid" => {
             let finding = Finding::new("storage-raid", Severity::Error, format!("P2PDMA does not work on RAID ({what})"))
                 .why("NVIDIA supports md RAID with nvidia-fs for levels 0 and 1, and not with P2PDMA. Levels with parity compute on the CPU.");
             match (mistaken, worst.nvidia_fs) {
-                (true, _) => finding.command(OFF),
-                (false, State::Ok) => finding.command("sudo modprobe nvidia-fs"),
-                _ => finding.command("lsblk -o NAME,TYPE,SIZE,MOUNTPOINTS   # put the file on a single NVMe drive, or on RAID 0"),
+                (true, _) => finding.fix(Fix::container().set(OFF)),
+                (false, State::Ok) => finding.fix(Fix::host().run("sudo modprobe nvidia-fs")),
+                _ => finding.fix(Fix::both().run("lsblk -o NAME,TYPE,SIZE,MOUNTPOINTS").remark("put the file on a single NVMe drive, or on RAID 0")),
             }
         }
         "storage-fabrics" => {
             let finding = Finding::new("storage-fabrics", Severity::Error, format!("the drive is remote ({what})"))
                 .why("P2PDMA serves drives of this machine only. nvidia-fs reads NVMe over RDMA; with use_pci_p2pdma cuFile was seen to fail there with an I/O error. Other transports pass host memory.");
             match (mistaken, worst.nvidia_fs) {
-                (true, _) => finding.command(OFF),
-                (false, State::Ok) => finding.command("sudo modprobe nvidia-fs"),
-                _ => finding.command("sudo nvme list-subsys   # connect with -t rdma, or use a drive of this machine"),
+                (true, _) => finding.fix(Fix::container().set(OFF)),
+                (false, State::Ok) => finding.fix(Fix::host().run("sudo modprobe nvidia-fs")),
+                _ => finding.fix(Fix::both().run("sudo nvme list-subsys").remark("connect with -t rdma, or use a drive of this machine")),
             }
         }
         "storage-device-mapper" => Finding::new("storage-device-mapper", Severity::Error, format!("cuFile does not support the device mapper ({what})"))
             .why("cuFile reports 'Unsupported block device: /dev/dm-0' and falls back to compat mode. Encryption also needs the CPU for every byte.")
-            .command("lsblk -o NAME,TYPE,FSTYPE,MOUNTPOINTS   # put ext4 or xfs on the NVMe drive or its partition itself"),
+            .fix(Fix::both().run("lsblk -o NAME,TYPE,FSTYPE,MOUNTPOINTS").remark("put ext4 or xfs on the NVMe drive or its partition itself")),
         "storage-unread" => Finding::new("storage-unread", Severity::Unknown, format!("the transport of a drive is unknown ({what})"))
             .why("Drives on PCIe can be read directly, remote ones by RDMA only.")
-            .command("cat /sys/class/nvme/*/transport"),
+            .fix(Fix::both().run("cat /sys/class/nvme/*/transport")),
         _ => Finding::new("storage-not-nvme", Severity::Error, format!("the drive is no NVMe drive ({what})"))
             .why("GPUDirect Storage needs a drive that writes into GPU memory by itself: NVMe. Other disks are read through host memory.")
-            .command("lsblk -d -o NAME,TRAN,MODEL   # nvme in the column TRAN; put the file on such a drive"),
+            .fix(Fix::both().run("lsblk -d -o NAME,TRAN,MODEL").remark("nvme in the column TRAN; put the file on such a drive")),
     }
 }
 
@@ -181,7 +181,7 @@ fn multipath(storage: &Storage, devices: &[BlockDevice], asks_p2pdma: bool) -> S
         Finding::new("storage-multipath", severity, title)
             .why("NVMe multipathing puts a virtual device above the drive. It hides the drive's support of P2PDMA, and NVIDIA requires nvme_core.multipath=N. nvidia-fs is not concerned.")
             .seen(FILE, value)
-            .command("echo 'options nvme_core multipath=N' | sudo tee /etc/modprobe.d/nvme.conf && (sudo update-initramfs -u -k all || sudo dracut -f) && sudo reboot")
+            .fix(Fix::host().run("echo 'options nvme_core multipath=N' | sudo tee /etc/modprobe.d/nvme.conf && (sudo update-initramfs -u -k all || sudo dracut -f) && sudo reboot"))
             .reboot()
     };
     match (heads.is_empty(), storage.nvme_multipath.known()) {

@@ -1,7 +1,7 @@
 //! The filesystem: does cuFile support it, in the mode that it is mounted in?
 
 use super::{Step, shell, step};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{Mount, Storage, version_pair};
 
@@ -33,7 +33,7 @@ pub(super) fn steps(storage: &Storage, has_nvme: bool) -> Vec<Step> {
         let finding = Finding::new("storage-unread", Severity::Unknown, "the filesystem of the path is unknown")
             .why("cuFile supports ext4 and xfs on NVMe drives, and a few network filesystems. Without its type no route can be told.")
             .seen("/proc/self/mountinfo", why)
-            .command(format!("findmnt -T {}", shell(&storage.path)));
+            .fix(Fix::both().run(format!("findmnt -T {}", shell(&storage.path))));
         return vec![step("filesystem", State::Unknown, State::Unknown, why).because(finding)];
     };
     let mut steps = vec![kind(storage, mount, has_nvme)];
@@ -67,11 +67,11 @@ fn kind(storage: &Storage, mount: &Mount, has_nvme: bool) -> Step {
         )
         .why("GPUDirect Storage reads NFS by RDMA only. Over TCP all bytes pass host memory.")
         .seen("/proc/self/mountinfo", proto)
-        .command(format!(
+        .fix(Fix::host().run(format!(
             "sudo umount {0} && sudo modprobe rpcrdma && sudo mount -o proto=rdma,port=20049 {1} {0}",
             shell(&mount.point),
             shell(&mount.source)
-        ))
+        )))
         .root();
         return step("filesystem", State::Blocks, State::Blocks, format!("{at}: without RDMA"))
             .because(finding);
@@ -80,7 +80,7 @@ fn kind(storage: &Storage, mount: &Mount, has_nvme: bool) -> Step {
         let finding = Finding::new("storage-filesystem", Severity::Unknown, format!("cuFile's route for {} is unknown", mount.kind))
             .why("Newer releases of GDS name this filesystem. Which driver must register with nvidia-fs is not documented.")
             .seen("/proc/self/mountinfo", at.clone())
-            .command("/usr/local/cuda/gds/tools/gdscheck -p");
+            .fix(Fix::both().run("/usr/local/cuda/gds/tools/gdscheck -p"));
         return step("filesystem", State::Blocks, State::Unknown, at).because(finding);
     }
     let finding = Finding::new(
@@ -91,13 +91,14 @@ fn kind(storage: &Storage, mount: &Mount, has_nvme: bool) -> Step {
     .why(why_not(&mount.kind))
     .seen("/proc/self/mountinfo", at.clone());
     let finding = match mount.kind.as_str() {
-        "overlay" | "fuse.fuse-overlayfs" => finding.command(
-            "-v /data:/data   # an option of docker run: a volume on ext4 or xfs, and the file in it",
+        "overlay" | "fuse.fuse-overlayfs" => finding.fix(
+            Fix::container().option("-v /data:/data").remark("a volume on ext4 or xfs, and the file in it"),
         ),
-        _ => finding.command(format!(
-            "cp {} /data/   # to ext4 or xfs on an NVMe drive; findmnt -t ext4,xfs lists them",
-            shell(&storage.path)
-        )),
+        _ => finding.fix(
+            Fix::both()
+                .run(format!("cp {} /data/", shell(&storage.path)))
+                .remark("to ext4 or xfs on an NVMe drive; findmnt -t ext4,xfs lists them"),
+        ),
     };
     let step = step("filesystem", State::Blocks, State::Blocks, at).because(finding);
     // Without a drive there is nowhere better to put the file.
@@ -142,7 +143,7 @@ fn journal(storage: &Storage, mount: &Mount) -> Step {
                 |mode| format!("data={mode}"),
             ))
             .seen("libcufile", version.unwrap_or("version unknown"))
-            .command(remount.clone())
+            .fix(Fix::host().run(remount.clone()))
             .root()
     };
     match (mode, written) {
@@ -190,7 +191,7 @@ fn direct_io(storage: &Storage) -> Step {
             let finding = Finding::new("storage-no-direct-io", Severity::Error, "the file does not take O_DIRECT")
                 .why("Direct routes bypass the page cache. Encrypted, compressed, inline and verity files do not allow that.")
                 .seen("open with O_DIRECT, statx", "not supported")
-                .command(format!("lsattr {0}; dd if={0} of=/dev/null bs=1M count=1 iflag=direct", shell(&storage.path)));
+                .fix(Fix::both().run(format!("lsattr {0}; dd if={0} of=/dev/null bs=1M count=1 iflag=direct", shell(&storage.path))));
             step(NAME, State::Blocks, State::Blocks, "not supported for this file").because(finding)
         }
         None => {
@@ -202,7 +203,10 @@ fn direct_io(storage: &Storage) -> Step {
             )
             .why("Direct routes bypass the page cache, which some files do not allow.")
             .seen("open with O_DIRECT", why)
-            .command(format!("dd if={} of=/dev/null bs=1M count=1 iflag=direct", shell(&storage.path)));
+            .fix(
+                Fix::both()
+                    .run(format!("dd if={} of=/dev/null bs=1M count=1 iflag=direct", shell(&storage.path))),
+            );
             step(NAME, State::Unknown, State::Unknown, format!("not tried: {why}")).because(finding)
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Step, filesystem, shell, step};
 use crate::checks::{iommu, list};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Gpu, GpuVendor, PciDevice, Read, Storage};
@@ -28,7 +28,7 @@ fn model(analysis: &Analysis<'_>, gpu: &Gpu) -> Step {
         Finding::new("storage-gpu", severity, format!("{title}: {what}"))
             .why("P2PDMA is supported on A100, A40, L4, L40S, H100, H200, B100, B200 and B300, not on Grace. nvidia-fs needs GPUDirect RDMA, which data-centre and professional GPUs have and GeForce cards have not.")
             .seen(source, value)
-            .command("/usr/local/cuda/gds/tools/gdscheck -p   # GPU INFO")
+            .fix(Fix::both().run("/usr/local/cuda/gds/tools/gdscheck -p").remark("GPU INFO"))
     };
     if gpu.vendor != GpuVendor::Nvidia {
         return step(NAME, State::Blocks, State::Blocks, format!("{title}: cuFile serves NVIDIA's GPUs"))
@@ -44,7 +44,7 @@ fn model(analysis: &Analysis<'_>, gpu: &Gpu) -> Step {
         let finding = Finding::new("storage-gpu", Severity::Error, format!("{title} cannot be used: {why}"))
             .why("Without a GPU that CUDA can use there is no memory to read into.")
             .seen(gpu.address.clone(), why.clone())
-            .command("nvidia-smi; nobounce doctor");
+            .fix(Fix::both().run("nvidia-smi; nobounce doctor"));
         return step(NAME, State::Blocks, State::Blocks, why).because(finding);
     }
     let cc = gpu.compute_capability.get();
@@ -146,12 +146,10 @@ fn iommu(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
         } else {
             "the IOMMU translates the addresses of GPU or drive"
         };
+        let boot = Fix::host().run(format!("sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{parameter} /' /etc/default/grub && sudo update-grub && sudo reboot"));
         let finding = Finding::new("storage-iommu", Severity::Warning, title)
             .why("On x86 NVIDIA supports GPUDirect Storage with the IOMMU off, or in passthrough on some platforms: with translation it is neither guaranteed to work nor fast. On Grace it is the other way round.")
-            .command(format!(
-                "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{parameter} /' /etc/default/grub && sudo update-grub && sudo reboot{}",
-                if grace { "" } else { "   # or iommu=pt, where other devices need it" }
-            ))
+            .fix(if grace { boot } else { boot.remark("or iommu=pt, where other devices need it") })
             .reboot();
         return step(NAME, State::Unknown, State::Unknown, title).because(seen(finding));
     }
@@ -162,7 +160,7 @@ fn iommu(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
             "IOMMU translation for GPU or drive is unknown",
         )
         .why("With translation direct reads are neither guaranteed to work nor fast on x86.")
-        .command("cat /sys/kernel/iommu_groups/*/type | sort | uniq -c; cat /proc/cmdline");
+        .fix(Fix::both().run("cat /sys/kernel/iommu_groups/*/type | sort | uniq -c; cat /proc/cmdline"));
         let finding = if ends.is_empty() {
             finding.seen("/sys/bus/pci/devices", "neither is in the PCI tree")
         } else {
@@ -228,7 +226,7 @@ fn path(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
         let finding = Finding::new("storage-network-path", Severity::Unknown, "the adapter that carries the file is not known")
             .why("Bytes of a network filesystem or a remote drive reach the GPU through an adapter. The distance between them, and its registration of GPU memory, decide.")
             .seen("/proc/self/mountinfo", storage.mount.known().map(|mount| mount.source.clone()).unwrap_or_default())
-            .command("nobounce doctor   # GPUs and adapters, without --storage");
+            .fix(Fix::both().run("nobounce doctor").remark("GPUs and adapters, without --storage"));
         let text = "through an adapter: see nobounce doctor without --storage";
         return step(NAME, State::NotNeeded, State::Unknown, text).because(finding);
     }
@@ -237,15 +235,21 @@ fn path(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
         let (text, fix) = if facts.is_virtual() {
             (
                 "a virtual machine: the host decides on peer-to-peer traffic",
-                "/usr/local/cuda/gds/tools/gdscheck -p   # and on the host: lspci -tv",
+                Fix::both()
+                    .run("/usr/local/cuda/gds/tools/gdscheck -p")
+                    .remark("and on the host")
+                    .run("lspci -tv"),
             )
         } else {
-            ("drive or GPU is not in the PCI tree", "lspci -tv; readlink -f /sys/class/nvme/*/device")
+            (
+                "drive or GPU is not in the PCI tree",
+                Fix::both().run("lspci -tv; readlink -f /sys/class/nvme/*/device"),
+            )
         };
         let finding = Finding::new("storage-unread", Severity::Unknown, format!("the PCIe path from the drive to the GPU is unknown: {text}"))
             .why("A drive writes into the GPU through PCIe switches or root ports. Which of them forward such packets depends on the machine.")
             .seen("/sys/bus/pci/devices", format!("{} and {}", gpu.address, list(&storage.pci_addresses())))
-            .command(fix);
+            .fix(fix);
         return step(NAME, State::Unknown, State::Unknown, text).because(finding);
     };
     let (redirect, unread) = acs(analysis, storage, gpu);
@@ -261,7 +265,7 @@ fn path(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
     let far = Finding::new("storage-far", severity, format!("drive and GPU are far apart ({})", distance.name()))
         .why("Their packets cross the processor, between sockets at a few GB/s on many machines. NVIDIA tunes GPUDirect Storage for a drive and a GPU below one PCIe switch. A nearer GPU or drive, or compat mode, may be faster: measure.")
         .seen("PCI tree", text.clone())
-        .command("nobounce topo   # drives and GPUs by switch")
+        .fix(Fix::both().run("nobounce topo").remark("drives and GPUs by switch"))
         .slows();
     let step_of = step(NAME, through_cpu, State::Ok, text.clone()).noting(Some(far));
     match through_cpu {
@@ -274,7 +278,7 @@ fn host_bridge(text: &str, how: &str) -> Finding {
     Finding::new("storage-host-bridge", Severity::Unknown, format!("whether Linux lets P2PDMA {how} is unknown"))
         .why("For packets through the processor Linux has a list of host bridges (pci_p2pdma). On others the read fails, and cuFile falls back. AMD Zen is always on it.")
         .seen("PCI tree", text)
-        .command("sudo dmesg | grep -i p2pdma; nobounce topo   # a drive below the GPU's switch needs no list")
+        .fix(Fix::both().run("sudo dmesg | grep -i p2pdma; nobounce topo").remark("a drive below the GPU's switch needs no list"))
 }
 
 fn below_switch(file: &str, text: &str, redirect: Vec<String>, unread: bool, through_cpu: State) -> Step {
@@ -283,7 +287,7 @@ fn below_switch(file: &str, text: &str, redirect: Vec<String>, unread: bool, thr
         let finding = Finding::new("storage-acs", Severity::Warning, format!("ACS redirects packets between drive and GPU to the processor ({})", list(&redirect)))
             .why("Both are below one switch, but every packet goes up to the root complex: half the bandwidth or less, and Linux treats it as a path through the processor.")
             .seen("ACSCtl", format!("redirects at {}", list(&redirect)))
-            .command(redirect.iter().map(|port| format!("sudo setpci -s {port} ECAP_ACS+0x6.w=0000")).collect::<Vec<_>>().join("; "))
+            .fix(Fix::host().run(redirect.iter().map(|port| format!("sudo setpci -s {port} ECAP_ACS+0x6.w=0000")).collect::<Vec<_>>().join("; ")))
             .root()
             .slows();
         let step_of = step(NAME, through_cpu, State::Ok, format!("{text}, but ACS redirects"));
@@ -297,7 +301,7 @@ fn below_switch(file: &str, text: &str, redirect: Vec<String>, unread: bool, thr
         let finding = Finding::new("storage-acs-unread", Severity::Unknown, "ACS of the ports between drive and GPU could not be read")
             .why("With redirection Linux treats the path as one through the processor, and may refuse P2PDMA. Only root may read it. nvidia-fs works, at half the bandwidth.")
             .seen("/sys/bus/pci/devices/*/config", "only the first 64 bytes")
-            .command(format!("sudo nobounce doctor --storage {}", shell(file)))
+            .fix(Fix::both().run(format!("sudo nobounce doctor --storage {}", shell(file))))
             .root();
         return step(NAME, State::Unknown, State::Ok, format!("{text}; ACS unread")).because(finding);
     }

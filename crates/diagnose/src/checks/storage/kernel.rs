@@ -1,7 +1,7 @@
 //! The kernel and NVIDIA's driver: what P2PDMA needs of them.
 
 use super::{Step, step};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{Facts, Storage};
 use nobounce_topology::platform::Platform;
@@ -25,7 +25,7 @@ fn kernel(facts: &Facts, storage: &Storage) -> Step {
         let finding = Finding::new("storage-kernel", Severity::Error, "cuFile does not work in the Windows Subsystem for Linux")
             .why("The guest has neither the drive nor the GPU as PCI devices. KvikIO uses POSIX reads there by itself.")
             .seen("uname -r", release.clone())
-            .command("export KVIKIO_COMPAT_MODE=ON");
+            .fix(Fix::container().set("KVIKIO_COMPAT_MODE=ON"));
         return step(NAME, State::Blocks, State::Blocks, format!("{release} (WSL)"))
             .because(finding)
             .for_good();
@@ -39,7 +39,7 @@ fn kernel(facts: &Facts, storage: &Storage) -> Step {
         .filter(|name| option(name) == Some(false))
         .collect();
     let why = "O_DIRECT into GPU memory by P2PDMA needs a kernel newer than 6.2, built with CONFIG_PCI_P2PDMA, CONFIG_ZONE_DEVICE and CONFIG_MEMORY_HOTPLUG. nvidia-fs does not need them.";
-    let fix = "grep -E 'CONFIG_(PCI_P2PDMA|ZONE_DEVICE|MEMORY_HOTPLUG)=' /boot/config-$(uname -r); grep -c p2pdma_pgmap_ops /proc/kallsyms; sudo apt install linux-generic-hwe-24.04   # or another kernel newer than 6.2 with them";
+    let fix = "grep -E 'CONFIG_(PCI_P2PDMA|ZONE_DEVICE|MEMORY_HOTPLUG)=' /boot/config-$(uname -r); grep -c p2pdma_pgmap_ops /proc/kallsyms; sudo apt install linux-generic-hwe-24.04";
     let finding = |severity, title: String| {
         let options = storage.kernel_options.known().map_or_else(
             || format!("unread: {}", storage.kernel_options.why_not().unwrap_or_default()),
@@ -57,7 +57,7 @@ fn kernel(facts: &Facts, storage: &Storage) -> Step {
             .seen("uname -r", release.clone())
             .seen("options of the kernel", options)
             .seen("/proc/kallsyms", symbols)
-            .command(fix)
+            .fix(Fix::host().run(fix).remark("or another kernel newer than 6.2 with them"))
             .reboot()
     };
     if !missing.is_empty() {
@@ -98,7 +98,7 @@ fn driver(facts: &Facts) -> Step {
                 Finding::new("storage-driver", Severity::Error, "NVIDIA's kernel module is not loaded")
                     .why("Without it there is no GPU memory to read into.")
                     .seen("/proc/driver/nvidia/version", "not there")
-                    .command("sudo modprobe nvidia && nvidia-smi")
+                    .fix(Fix::host().run("sudo modprobe nvidia && nvidia-smi"))
                     .root();
             return step(NAME, State::Blocks, State::Blocks, "not loaded").because(finding);
         }
@@ -111,7 +111,7 @@ fn driver(facts: &Facts) -> Step {
             )
             .why("P2PDMA needs the open module, 565 or newer.")
             .seen("/proc/driver/nvidia/version", why)
-            .command("cat /proc/driver/nvidia/version");
+            .fix(Fix::both().run("cat /proc/driver/nvidia/version"));
             return step(NAME, State::Unknown, State::Unknown, why).because(finding);
         }
     };
@@ -127,7 +127,8 @@ fn driver(facts: &Facts) -> Step {
         Finding::new("storage-driver", severity, title)
             .why("P2PDMA needs NVIDIA's open kernel module, release 565 or newer: only that gives its memory to the kernel as pages. nvidia-fs works with older ones.")
             .seen("/proc/driver/nvidia/version", text.clone())
-            .command("sudo apt install nvidia-open   # or sudo dnf install nvidia-open; 565 or newer; then sudo reboot")
+            .fix(Fix::host().run("sudo apt install nvidia-open && sudo reboot").remark("on Debian and Ubuntu, 565 or newer"))
+.fix(Fix::host().run("sudo dnf install nvidia-open && sudo reboot").remark("on RHEL and Fedora"))
             .reboot()
     };
     match (module.open, major) {
@@ -190,7 +191,7 @@ fn keys(facts: &Facts, storage: &Storage) -> Step {
         Finding::new("storage-registry-keys", severity, title)
             .why("On x86 NVIDIA requires both keys for P2PDMA: a static BAR1, whose addresses the drive can use, without write-combining. The second key slows stores of the CPU to GPU memory, and with them nobounce's window.")
             .seen("RegistryDwords in /proc/driver/nvidia/params", value)
-            .command(set_keys(storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default()))
+            .fix(Fix::host().run(set_keys(storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default())))
             .reboot()
     };
     let Some(value) = storage.registry_dwords.known() else {
@@ -247,7 +248,8 @@ fn slow_window(storage: &Storage) -> Option<Finding> {
         Finding::new("storage-slow-window", Severity::Warning, "nobounce's window is slow: BAR1 is mapped without write-combining")
             .why("RmForceDisableIomapWC=1 is what P2PDMA needs on x86. The CPU then writes GPU memory in single small packets instead of whole cache lines: nobounce's window gets slow, for files and for RDMA.")
             .seen("RegistryDwords in /proc/driver/nvidia/params", storage.registry_dwords.known().and_then(Option::as_deref).unwrap_or_default())
-            .command("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/*.conf && sudo reboot   # only if P2PDMA is not used; or NOBOUNCE_WINDOW=off to use the copy engine")
+            .fix(Fix::host().run("sudo sed -i 's/RmForceDisableIomapWC=1;*//' /etc/modprobe.d/*.conf && sudo reboot").remark("only if P2PDMA is not used"))
+.fix(Fix::container().set("NOBOUNCE_WINDOW=off").remark("the copy engine then writes"))
             .reboot()
             .slows()
     })

@@ -2,7 +2,7 @@
 
 use super::{Step, filesystem, step};
 use crate::checks::list;
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{BlockKind, DeviceNode, Facts, Storage};
 
@@ -33,15 +33,22 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
         Some(false) => {
             let installed =
                 facts.kernel.installed.known().is_some_and(|names| names.iter().any(|n| n == "nvidia_fs"));
-            let fix = if container || installed {
-                "sudo modprobe nvidia-fs"
+            let fixes = if container || installed {
+                vec![Fix::host().run("sudo modprobe nvidia-fs")]
             } else {
-                "sudo apt install nvidia-gds && sudo modprobe nvidia-fs   # or sudo dnf install nvidia-gds"
+                vec![
+                    Fix::host()
+                        .run("sudo apt install nvidia-gds && sudo modprobe nvidia-fs")
+                        .remark("on Debian and Ubuntu"),
+                    Fix::host()
+                        .run("sudo dnf install nvidia-gds && sudo modprobe nvidia-fs")
+                        .remark("on RHEL and Fedora"),
+                ]
             };
             let finding = Finding::new("storage-nvidia-fs", Severity::Error, "nvidia-fs is not loaded")
                 .why("cuFile reads directly by nvidia-fs, or by P2PDMA. Without the module, and without P2PDMA, it says 'running in compatible mode' in cufile.log and copies through host memory.")
                 .seen("/sys/module/nvidia_fs", "not there")
-                .command(fix)
+                .fixes(fixes)
                 .root();
             return step(NAME, State::NotNeeded, State::Blocks, "not loaded").because(finding);
         }
@@ -51,7 +58,7 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
                 Finding::new("storage-unread", Severity::Unknown, "whether nvidia-fs is loaded is unknown")
                     .why("cuFile reads directly by nvidia-fs, or by P2PDMA.")
                     .seen("/sys/module", why)
-                    .command("lsmod | grep nvidia_fs; cat /proc/driver/nvidia-fs/version");
+                    .fix(Fix::both().run("lsmod | grep nvidia_fs; cat /proc/driver/nvidia-fs/version"));
             return step(NAME, State::NotNeeded, State::Unknown, why).because(finding);
         }
     }
@@ -59,7 +66,7 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
         Finding::new("storage-nvidia-fs-version", Severity::Warning, "nvidia-fs 2.25.6 is known to fail")
             .why("NVIDIA's release notes name failures of cuFile with this version, and recommend 2.25.7 or newer.")
             .seen("/sys/module/nvidia_fs/version", "2.25.6")
-            .command("sudo apt install --only-upgrade nvidia-fs-dkms && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs")
+            .fix(Fix::host().run("sudo apt install --only-upgrade nvidia-fs-dkms && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs"))
             .root()
     });
     let Some(nodes) = fs.nodes.known() else {
@@ -71,7 +78,7 @@ fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
         )
         .why("cuFile opens /dev/nvidia-fs0 and the others.")
         .seen("/dev", why)
-        .command("ls -l /dev/nvidia-fs*");
+        .fix(Fix::both().run("ls -l /dev/nvidia-fs*"));
         return step(
             NAME,
             State::NotNeeded,
@@ -99,15 +106,21 @@ fn no_node(nodes: &[DeviceNode], container: bool) -> Option<(String, Finding)> {
         Finding::new("storage-nvidia-fs-nodes", Severity::Error, title)
             .why("The module is loaded, but cuFile cannot open its device files. Some releases of libcufile then close file descriptor 0 of the process.")
     };
-    let docker = "--gpus all -v /run/udev:/run/udev:ro $(for f in /dev/nvidia-fs*; do echo --device $f; done)   # options of docker run; or NVIDIA_GDS=enabled with NVIDIA's container toolkit";
+    let start = Fix::container()
+        .option("--gpus all -v /run/udev:/run/udev:ro $(for f in /dev/nvidia-fs*; do echo --device $f; done)")
+        .remark("or, with NVIDIA's container toolkit")
+        .option("-e NVIDIA_GDS=enabled");
     let Some(first) = nodes.first() else {
         let finding = finding("nvidia-fs is loaded, but there is no /dev/nvidia-fs*".to_owned())
             .seen("/dev", "no nvidia-fs*");
         let finding = if container {
-            finding.command(docker)
+            finding.fix(start)
         } else {
             finding
-                .command("sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs && ls /dev/nvidia-fs*")
+                .fix(
+                    Fix::host()
+                        .run("sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs && ls /dev/nvidia-fs*"),
+                )
                 .root()
         };
         return Some(("loaded, but no /dev/nvidia-fs*".to_owned(), finding));
@@ -115,10 +128,10 @@ fn no_node(nodes: &[DeviceNode], container: bool) -> Option<(String, Finding)> {
     let finding = finding(format!("{} cannot be opened: {}", first.path, first.open.detail))
         .seen(first.path.clone(), first.open.detail.clone());
     let finding = match (first.open.errno, container) {
-        (Some(EPERM), true) => finding.command(docker),
-        (Some(EACCES), _) => finding.command("sudo chmod 666 /dev/nvidia-fs*").root(),
-        (_, true) => finding.command(docker),
-        _ => finding.command("ls -l /dev/nvidia-fs*; sudo dmesg | grep -i nvfs").root(),
+        (Some(EPERM), true) => finding.fix(start),
+        (Some(EACCES), _) => finding.fix(Fix::host().run("sudo chmod 666 /dev/nvidia-fs*")).root(),
+        (_, true) => finding.fix(start),
+        _ => finding.fix(Fix::host().run("ls -l /dev/nvidia-fs*; sudo dmesg | grep -i nvfs")).root(),
     };
     Some((format!("loaded, but {}: {}", first.path, first.open.detail), finding))
 }
@@ -139,19 +152,19 @@ fn client(storage: &Storage, loaded: Option<bool>) -> Option<Step> {
     let finding = |severity, seen: &str, value: String| {
         let fix = match needed {
             "nvme" | "nvme_rdma" => {
-                "sudo apt install doca-all mlnx-nvme-dkms && sudo update-initramfs -u && sudo reboot   # then sudo modprobe nvidia-fs; cat /proc/driver/nvidia-fs/modules"
+                Fix::host().run("sudo apt install doca-all mlnx-nvme-dkms && sudo update-initramfs -u && sudo reboot").remark("then").run("sudo modprobe nvidia-fs; cat /proc/driver/nvidia-fs/modules")
             }
             "rpcrdma" => {
-                "sudo apt install mlnx-nfsrdma-dkms && sudo modprobe rpcrdma && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs"
+                Fix::host().run("sudo apt install mlnx-nfsrdma-dkms && sudo modprobe rpcrdma && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs")
             }
             _ => {
-                "sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs && cat /proc/driver/nvidia-fs/modules"
+                Fix::host().run("sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs && cat /proc/driver/nvidia-fs/modules")
             }
         };
         Finding::new("storage-nvidia-fs-client", severity, format!("the driver {needed} is not registered with nvidia-fs"))
             .why("nvidia-fs needs storage drivers that know it. The kernel's own nvme does not: gdscheck then prints 'NVMe : Unsupported', and cufile.log 'NVMe Driver not registered with nvidia-fs'. The drivers of MLNX_OFED or DOCA register, if both were built for the same interface.")
             .seen(seen, value)
-            .command(fix)
+            .fix(fix)
             .reboot()
     };
     let has = |clients: &Vec<String>| clients.iter().any(|client| client == needed);
@@ -167,7 +180,7 @@ fn client(storage: &Storage, loaded: Option<bool>) -> Option<Step> {
             if needed == "nvme" && !offered.is_empty() {
                 found = found
                     .seen("/proc/kallsyms", format!("nvme offers {}: nvidia-fs may be built for another interface, or loaded before it", list(&offered)))
-                    .command("sudo dkms build nvidia-fs/$(modinfo -F version nvidia-fs) --force && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs");
+                    .fix(Fix::host().run("sudo dkms build nvidia-fs/$(modinfo -F version nvidia-fs) --force && sudo modprobe -r nvidia-fs && sudo modprobe nvidia-fs"));
                 found.fix.rotate_right(1);
             }
             step(NAME, State::NotNeeded, State::Blocks, format!("{needed} is not registered")).because(found)
