@@ -122,13 +122,21 @@ image: build ## Write an OCI image of the libraries, the command and the device 
 # Paths of this machine are in panic messages and in debug information: without them, and with the date of the commit, two checkouts give equal
 # files. Flags of their own need a folder of their own, or `make build` would compile everything again.
 PACKAGE_BUILD = $(abspath $(or $(CARGO_TARGET_DIR),target))/package-build
-package: ## Build packages in target/package: .deb, relocatable archive, SBOM, checksums
+package: ## Build packages in target/package: .deb, relocatable archive, Python wheel, SBOM, checksums
 	@tools/setup build
 	@export SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct || true)}; \
 	[ -n "$$SOURCE_DATE_EPOCH" ] || { echo "package: no commit to take the date from: set SOURCE_DATE_EPOCH"; exit 2; }; \
-	RUSTFLAGS="$${RUSTFLAGS:-} --remap-path-prefix=$(CURDIR)=/nobounce --remap-path-prefix=$(PACKAGE_BUILD)=/nobounce/target --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=/cargo" \
-		CARGO_TARGET_DIR=$(PACKAGE_BUILD) $(MAKE) --no-print-directory build; \
-	tools/package $(PACKAGE_BUILD)/release $(or $(CARGO_TARGET_DIR),target)/package
+	out=$$(realpath -m $(or $(CARGO_TARGET_DIR),target)/package); \
+	export RUSTFLAGS="$${RUSTFLAGS:-} --remap-path-prefix=$(CURDIR)=/nobounce --remap-path-prefix=$(PACKAGE_BUILD)=/nobounce/target --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=/cargo"; \
+	export CARGO_TARGET_DIR=$(PACKAGE_BUILD); \
+	$(MAKE) --no-print-directory build; \
+	if [ -n "$(filter-out 0,$(NO_INSTALL))" ]; then \
+		echo "package: NO_INSTALL is set: no wheel, whose tools come from PyPI"; \
+		tools/package $(PACKAGE_BUILD)/release "$$out"; \
+	else \
+		tools/wheel; \
+		tools/package $(PACKAGE_BUILD)/release "$$out" --wheel $(PACKAGE_BUILD)/wheels/nobounce-*.whl; \
+	fi
 
 docs: ## Build the site: these pages with search, and the rustdoc beside them (target/book)
 	@tools/docs

@@ -10,8 +10,8 @@ import os
 import re
 import subprocess
 
-# What `make build` builds.
-PACKAGES = ["nobounce-" + name for name in ("cli", "ibverbs", "rdmacm", "gdrapi", "cufile", "paths", "vmm", "world", "gin", "stub-mlx5", "stub-efa")]
+# What `make build` builds, and the compiled part of the wheel.
+PACKAGES = ["nobounce-" + name for name in ("cli", "ibverbs", "rdmacm", "gdrapi", "cufile", "paths", "vmm", "world", "gin", "stub-mlx5", "stub-efa", "python")]
 # Names of files with licence texts in the archives of crates.
 LICENCE_FILES = ("licen", "copying", "copyright", "notice", "unlicense")
 
