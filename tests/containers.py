@@ -3,6 +3,7 @@
 
 The argument is the nobounce command; names of tests may follow. tests/containers.sh gives it a mount namespace of its own.
 """
+import json
 import os
 import subprocess
 import sys
@@ -87,10 +88,39 @@ class Containers(unittest.TestCase):
         self.assertRegex(ran.stdout, r"65536 +400 +[\d.]+", ran)
 
     def test_no_capabilities(self):
-        self.sees_device("--user", "1000", "--cap-drop", "all", "--security-opt", "no-new-privileges")
+        for user in ("1000", "65534"):
+            self.sees_device("--user", user, "--cap-drop", "all", "--security-opt", "no-new-privileges")
 
     def test_user_namespace(self):
-        self.sees_device("--uidmap", "0:0:1", "--uidmap", "1:100000:65535", "--gidmap", "0:0:1", "--gidmap", "1:100000:65535", "--user", "1000")
+        for user in ("1000", "65534"):
+            self.sees_device("--uidmap", "0:0:1", "--uidmap", "1:100000:65535", "--gidmap", "0:0:1", "--gidmap", "1:100000:65535", "--user", user)
+
+    def test_several_devices(self):
+        self.addCleanup(self.generate, "eth0")
+        self.generate("eth0,lo")
+        look = "cat /sys/class/infiniband/nb*/ports/1/gids/0 && ibv_devinfo"
+        found = {}
+        for name in ("nb0", "nb1", "all"):
+            ran = self.engine.run(["--device", f"nobounce.dev/nic={name}", *self.networks.option(0)], "sh", "-c", look)
+            self.assertEqual(ran.returncode, 0, ran)
+            found[name] = [line for line in ran.stdout.splitlines() if line.startswith("0000:")]
+            self.assertEqual(ran.stdout.count("PORT_ACTIVE"), len(found[name]))
+        self.assertEqual(found["all"], found["nb0"] + found["nb1"])
+
+    def test_beside_another_device(self):
+        """As NVIDIA's file gives a GPU: its variables and mounts, and the device of ours."""
+        edits = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "mounts": [{"hostPath": "/usr/share/doc", "containerPath": "/gpu", "options": ["ro", "bind"]}]}
+        with open("/etc/cdi/nvidia.json", "w") as file:
+            json.dump({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits": edits}]}, file)
+        self.addCleanup(os.remove, "/etc/cdi/nvidia.json")
+        self.sees_device("--device", "nvidia.com/gpu=0", before='test "$NVIDIA_VISIBLE_DEVICES" = void && test -d /gpu/podman')
+
+    def test_variables_without_a_device_file(self):
+        libraries = os.path.join(os.path.dirname(NOBOUNCE), "dropin")
+        preload = "LD_PRELOAD=/opt/nb/libnobounce-paths.so:/opt/nb/libibverbs.so.1"
+        options = ["--volume", f"{libraries}:/opt/nb:ro", "--env", "NOBOUNCE_ADDR=eth0", "--env", preload, "--user", "1000"]
+        ran = self.engine.run([*self.networks.option(0), *options], "sh", "-c", LOOK)
+        self.assertIn("PORT_ACTIVE", ran.stdout, ran)
 
     def test_nothing_can_be_written(self):
         ran = self.engine.run(self.in_network(0, "--read-only", "--read-only-tmpfs=false", "--tmpfs", "/dev/shm:ro"), "sh", "-c", LOOK)

@@ -46,9 +46,9 @@ class OfTheImage(unittest.TestCase):
         self.assertLess(os.path.getsize(ARCHIVE), MOST_BYTES)
 
     def test_programs(self):
-        self.assertRegex(self.run_image("--version").stdout, r"^nobounce \d+\.\d+\.\d+")
+        self.assertRegex(self.run_image("--version").stdout, r"^nobounce \d+\.\d+\.\d+ \([0-9a-f]{12}")
         plugin = self.run_image("--version", options=["--entrypoint", "/usr/local/bin/nobounce-device-plugin"])
-        self.assertRegex(plugin.stdout, r"^nobounce-device-plugin \d+\.\d+\.\d+")
+        self.assertRegex(plugin.stdout, r"^nobounce-device-plugin \d+\.\d+\.\d+ \([0-9a-f]{12}")
 
     def test_installation(self):
         self.assertEqual(self.installed.returncode, 0, self.installed)
