@@ -75,6 +75,9 @@ pub struct Score {
     pub no_basis: usize,
     /// Figures that a setting has to be assumed for.
     pub assumed: usize,
+    /// Those of them that have a prediction with that setting, their share within these limits and
+    /// their share inside the interval.
+    pub guessed: (usize, f64, f64),
     /// Figures that no option describes.
     pub inexpressible: usize,
     /// Share within 5 % from 1 MiB on, and 20 % below.
@@ -337,6 +340,11 @@ fn score(points: &[Point]) -> Score {
     let unscored = |is_it: &dyn Fn(&Point) -> bool| {
         points.iter().filter(|one| !one.unscored.is_empty() && is_it(one)).count()
     };
+    let guesses = points.iter().filter(|one| one.unscored.starts_with("assumed: "));
+    let guesses: Vec<&Predicted> = guesses.filter_map(|one| one.predicted.as_ref()).collect();
+    let of_guesses = |is_so: fn(&Predicted) -> bool| {
+        guesses.iter().filter(|one| is_so(one)).count() as f64 / guesses.len().max(1) as f64
+    };
     // What is only known to be exceeded has no error to speak of.
     let exact = || scored.iter().filter(|(point, _)| !point.at_least);
     let amounts = exact().map(|(_, one)| one.error.abs()).collect();
@@ -356,6 +364,7 @@ fn score(points: &[Point]) -> Score {
         sources: sources.len(),
         no_basis: unscored(&|one| one.unscored.starts_with("not predicted: ")),
         assumed: unscored(&|one| one.unscored.starts_with("assumed: ")),
+        guessed: (guesses.len(), of_guesses(|one| one.within), of_guesses(|one| one.inside)),
         inexpressible: unscored(&|one| {
             !["not predicted: ", "assumed: "].iter().any(|kind| one.unscored.starts_with(kind))
         }),
@@ -396,7 +405,8 @@ impl Score {
              median error: {}; median of the signed errors: {:+.1} %\n\
              of each kind: {}\n\
              limiting factor as the source names it: {} of {} figures\n\
-             too optimistic: {}; of those out of bounds: {}\n",
+             too optimistic: {}; of those out of bounds: {}\n\
+             with an assumed setting: {} predicted, {} within, {} inside\n",
             self.predicted,
             self.predicted + self.no_basis + self.assumed,
             self.sources,
@@ -413,6 +423,9 @@ impl Score {
             self.named,
             percent(self.optimistic),
             percent(self.optimistic_misses),
+            self.guessed.0,
+            percent(self.guessed.1),
+            percent(self.guessed.2),
         )
     }
 }
