@@ -56,9 +56,9 @@ unsafe impl Sync for Folder {}
 
 /// The calling process and thread.
 fn caller() -> u64 {
-    // SAFETY: the calls cannot fail.
-    let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
-    u64::from(process.cast_unsigned()) << 32 | u64::from(thread.cast_unsigned())
+    // SAFETY: the calls cannot fail. glibc has gettid since 2.30 only.
+    let (process, thread) = unsafe { (libc::getpid(), libc::syscall(libc::SYS_gettid)) };
+    u64::from(process.cast_unsigned()) << 32 | thread.cast_unsigned()
 }
 
 /// What stands for the root.
