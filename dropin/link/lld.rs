@@ -4,8 +4,8 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Links with the lld of the Rust toolchain, which takes rustc's version script beside ours. It is the
-/// default on x86_64; elsewhere GNU ld is, which takes one script.
+/// Links with the lld of the Rust toolchain, which takes rustc's version script beside ours. It is
+/// the default on x86_64; elsewhere GNU ld is, which takes one script.
 pub(crate) fn link_with_lld() {
     if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|architecture| architecture == "x86_64") {
         return;

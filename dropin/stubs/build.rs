@@ -55,8 +55,8 @@ fn main() {
             .expect("a string takes everything");
         before = Some(*version);
     }
-    // Linkers that take one version script only must find in it that all else is local. In a node of its
-    // own: in another one it would hide old versions of that node's symbols.
+    // Linkers that take one version script only must find in it that all else is local. In a node
+    // of its own: in another one it would hide old versions of that node's symbols.
     nodes.push_str("LOCAL_ONLY { local: *; };\n");
     let map = out.join("nodes.map");
     fs::write(&map, nodes).expect("OUT_DIR is ours");

@@ -22,7 +22,8 @@ pub(crate) struct Agent {
     process: u32,
 }
 
-/// A notification for the package: peer, generation, tag, outcome, bytes, reason, whether the peer is gone.
+/// A notification for the package: peer, generation, tag, outcome, bytes, reason, whether the peer
+/// is gone.
 type Told = (String, u64, Vec<u8>, &'static str, u64, String, bool);
 
 /// Bytes and operations of each path.

@@ -1,5 +1,5 @@
-//! The compiled part of the Python package `nobounce`. Its Python part finds addresses of memory and
-//! speaks with event loops; this one holds agents, memory and transfers.
+//! The compiled part of the Python package `nobounce`. Its Python part finds addresses of memory
+//! and speaks with event loops; this one holds agents, memory and transfers.
 
 #![allow(missing_docs)] // the classes are documented in the package's Python files
 

@@ -1,5 +1,5 @@
-//! Log lines for Python's `logging`. Threads of the NIC must not wait for the interpreter: they leave
-//! lines here, and the package takes them.
+//! Log lines for Python's `logging`. Threads of the NIC must not wait for the interpreter: they
+//! leave lines here, and the package takes them.
 
 use std::collections::VecDeque;
 use std::fmt::Write;

@@ -82,7 +82,8 @@ unsafe fn numbers<'a>((address, count): Numbers) -> &'a [u64] {
     if count == 0 {
         return &[];
     }
-    // SAFETY: the caller's promise; the package passes aligned addresses of numpy arrays and of arrays.
+    // SAFETY: the caller's promise; the package passes aligned addresses of numpy arrays and of
+    // arrays.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), count) }
 }
 
@@ -146,8 +147,8 @@ impl Peer {
         Ok(Announcement { inner: Mutex::new(Some(inner)) })
     }
 
-    /// Pages: numbers, bytes, strides and offsets of both sides; repetitions are (count, local step,
-    /// remote step).
+    /// Pages: numbers, bytes, strides and offsets of both sides; repetitions are (count, local
+    /// step, remote step).
     #[allow(clippy::too_many_arguments)] // called by the package only
     fn submit_pages(
         &self,

@@ -1,4 +1,5 @@
-//! Which route a read takes from a file into the memory of a GPU: decided by the links of its chain.
+//! Which route a read takes from a file into the memory of a GPU: decided by the links of its
+//! chain.
 
 use serde::Serialize;
 

@@ -4,8 +4,8 @@ use crate::finding::{Effect, Finding};
 use crate::verdict::{UseKind, Verdict, concerns_names};
 use nobounce_topology::facts::Facts;
 
-/// GPUs are named by their number in titles and reasons, as in the table; evidence and commands keep
-/// the address. Findings that cost bandwidth get the predictor's figure.
+/// GPUs are named by their number in titles and reasons, as in the table; evidence and commands
+/// keep the address. Findings that cost bandwidth get the predictor's figure.
 pub(crate) fn name_devices(facts: &Facts, findings: &mut [Finding], verdicts: &mut [Verdict]) {
     let names: Vec<(&str, String)> = facts
         .gpus

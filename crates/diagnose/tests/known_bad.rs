@@ -1,4 +1,5 @@
-//! Combinations of versions that crash, hang or deliver wrong data change the plan of their library.
+//! Combinations of versions that crash, hang or deliver wrong data change the plan of their
+//! library.
 
 #[path = "common/edit.rs"]
 mod edit;

@@ -306,8 +306,8 @@ epoch 12, status 4, completion of error 12
     assert!(report.direct_is_lost && report.text().contains("fix: "), "{}", report.text());
 }
 
-/// Without facts that explain it, staged connections get their usual causes; a routed GID is none of
-/// a lost answer's.
+/// Without facts that explain it, staged connections get their usual causes; a routed GID is none
+/// of a lost answer's.
 #[test]
 fn causes_fit_the_line_and_the_facts() {
     let text = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0\n\

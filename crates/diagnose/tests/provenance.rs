@@ -1,8 +1,8 @@
 //! Where the facts of recorded cases are from.
 //!
-//! `provenance.json` lists, by the address of a thread, the changed facts that it states (`quoted`),
-//! and how the case departs from it (`differs`). A changed fact that is not listed is assumed; so is
-//! everything of the base machine. A thread without an entry has not been compared.
+//! `provenance.json` lists, by the address of a thread, the changed facts that it states
+//! (`quoted`), and how the case departs from it (`differs`). A changed fact that is not listed is
+//! assumed; so is everything of the base machine. A thread without an entry has not been compared.
 
 #[expect(dead_code, reason = "what cases give is another test's")]
 #[path = "common/cases.rs"]

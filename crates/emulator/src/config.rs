@@ -117,7 +117,8 @@ fn scaled(text: &str, step: f64) -> Option<u64> {
         _ => (text, 1.0),
     };
     let value = number.trim().parse::<f64>().ok()? * scale;
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // in the range of the next line
+    // in the range of the next line
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     (1.0..=1e15).contains(&value).then(|| value.round() as u64)
 }
 

@@ -1,4 +1,5 @@
-//! Speed of the simulator: permutation traffic for some time, and an all-to-all of 64 KiB to its end.
+//! Speed of the simulator: permutation traffic for some time, and an all-to-all of 64 KiB to its
+//! end.
 //!
 //! `cargo run --release -p nobounce-fabric --example fabric_speed -- HOSTS GBITS MICROSECONDS`
 

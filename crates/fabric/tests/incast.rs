@@ -3,8 +3,9 @@
 use nobounce_fabric::units::{MICROSECOND, MILLISECOND};
 use nobounce_fabric::{Config, Fabric, Failure, Report, Workload, run};
 
-/// 64 senders to one receiver at 100 Gb/s: 16 MB of shared buffer, 10 us round trip, marks from 50 KB
-/// on, all from 200 KB on, from the first packet on. Short messages of 8 KiB take 2 % of the link.
+/// 64 senders to one receiver at 100 Gb/s: 16 MB of shared buffer, 10 us round trip, marks from
+/// 50 KB on, all from 200 KB on, from the first packet on. Short messages of 8 KiB take 2 % of the
+/// link.
 fn incast(message: u32) -> Report {
     let fabric = Fabric::single_switch(65, 100.0);
     assert_eq!(fabric.round_trip(1), 10 * MICROSECOND);

@@ -2,8 +2,8 @@
 //!
 //! - The fluid model of DCQCN (Zhu et al., SIGCOMM 2015, section 5): the queue at a 40 Gb/s
 //!   bottleneck as a function of the number of flows.
-//! - Permutation traffic over several paths (Raiciu et al., SIGCOMM 2011): utilisation as a function
-//!   of the number of subflows.
+//! - Permutation traffic over several paths (Raiciu et al., SIGCOMM 2011): utilisation as a
+//!   function of the number of subflows.
 
 use nobounce_fabric::control::DcqcnOptions;
 use nobounce_fabric::units::{MICROSECOND, MILLISECOND, NANOSECOND};
@@ -83,9 +83,9 @@ fn p90(values: &[f64]) -> f64 {
     values[values.len() * 9 / 10]
 }
 
-/// With few flows the model is at rest on a queue that grows with their number; single notifications
-/// make the simulated queue swing around it, and rest higher. With ten flows and more, both swing
-/// between an empty queue and the threshold above which everything is marked.
+/// With few flows the model is at rest on a queue that grows with their number; single
+/// notifications make the simulated queue swing around it, and rest higher. With ten flows and
+/// more, both swing between an empty queue and the threshold above which everything is marked.
 #[test]
 fn queues_of_dcqcn_follow_its_fluid_model() {
     let mut previous = 0.0;
@@ -107,9 +107,9 @@ fn queues_of_dcqcn_follow_its_fluid_model() {
     }
 }
 
-/// Permutation traffic in a non-blocking fabric of 128 hosts, after Raiciu et al., SIGCOMM 2011: with
-/// one path for each flow utilisation is below 50 %, and eight subflows bring it to 90 %. Their fabric
-/// is a fat tree of three tiers; two tiers leave fewer links to collide on.
+/// Permutation traffic in a non-blocking fabric of 128 hosts, after Raiciu et al., SIGCOMM 2011:
+/// with one path for each flow utilisation is below 50 %, and eight subflows bring it to 90 %.
+/// Their fabric is a fat tree of three tiers; two tiers leave fewer links to collide on.
 #[test]
 fn subflows_fill_a_fabric_that_single_paths_leave_half_empty() {
     let utilisation = [1, 2, 8].map(|ports| {

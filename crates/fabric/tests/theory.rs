@@ -15,8 +15,8 @@ fn fixed(senders: usize, packets: u64) -> Report {
     run(config, &Workload::Incast { senders, message: 1 << 20, short: 0, short_load: 0.0 }).unwrap()
 }
 
-/// Round trip of a full packet through empty queues: two links each way, both of which serialise it,
-/// and the ACK on the way back.
+/// Round trip of a full packet through empty queues: two links each way, both of which serialise
+/// it, and the ACK on the way back.
 fn round_trip() -> f64 {
     let fabric = Fabric::single_switch(2, 100.0);
     fabric.round_trip(1) as f64 / MICROSECOND as f64 + (2.0 * WIRE + 2.0 * 86.0) / BYTES_PER_US
@@ -77,7 +77,8 @@ fn flows_collide_as_often_as_theory_says() {
         fabric.spines = 2;
         let mut config = Config::new(fabric, 200 * MICROSECOND);
         config.seed = seed << 20;
-        // More than the path holds: flows are limited by links alone, and a collision costs a quarter.
+        // More than the path holds: flows are limited by links alone, and a collision costs a
+        // quarter.
         config.transport.control = Algorithm::Fixed(64 * 4096);
         let report = run(config, &Workload::Permutation { message: 1 << 20 }).unwrap();
         collided += u32::from(report.goodput < 0.8);

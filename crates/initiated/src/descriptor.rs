@@ -1,9 +1,9 @@
 //! Descriptors: 64 bytes that say what to do.
 //!
-//! The layout is that of NCCL's GPI backend. A descriptor has eight words. The lowest bit of each is
-//! its owner bit, so that a reader sees when all have arrived, in whatever order ([`ring`](crate::ring)).
-//! Data always moves between memory of this rank (*source* in the layout, also for READ) and of
-//! another rank (*destination*).
+//! The layout is that of NCCL's GPI backend. A descriptor has eight words. The lowest bit of each
+//! is its owner bit, so that a reader sees when all have arrived, in whatever order
+//! ([`ring`](crate::ring)). Data always moves between memory of this rank (*source* in the layout,
+//! also for READ) and of another rank (*destination*).
 
 /// Words of a descriptor.
 pub const WORDS: usize = 8;
@@ -301,7 +301,8 @@ mod tests {
         }
     }
 
-    /// The words that NCCL's device code writes for a put of 4096 bytes with a signal and a counter.
+    /// The words that NCCL's device code writes for a put of 4096 bytes with a signal and a
+    /// counter.
     #[test]
     fn the_layout_is_that_of_gpi() {
         let words = [

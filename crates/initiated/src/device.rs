@@ -1,5 +1,5 @@
-//! The channel as a kernel sees it: `nobounce::Channel` of `include/nobounce.cuh`. Its first part is the
-//! channel of NCCL's GPI backend.
+//! The channel as a kernel sees it: `nobounce::Channel` of `include/nobounce.cuh`. Its first part
+//! is the channel of NCCL's GPI backend.
 
 use std::mem::offset_of;
 

@@ -24,8 +24,8 @@
 //!
 //! ## Rooms
 //!
-//! A room imports its own modules and lower ones: `formats` (descriptor, device, words), `ring`, `table`,
-//! `proxy` (parts, peer, proxy, thread), `world` (rendezvous, options,
+//! A room imports its own modules and lower ones: `formats` (descriptor, device, words), `ring`,
+//! `table`, `proxy` (parts, peer, proxy, thread), `world` (rendezvous, options,
 //! mesh, join_error, control_memory, world).
 
 mod control_memory;

@@ -18,7 +18,8 @@ use crate::words::{STRIDE, Words};
 /// Descriptors taken from a ring before the next ring and the completions have their turn.
 const BATCH: usize = 32;
 
-/// Interval of probes. With the retries of a queue pair, a rank that is gone is noticed within a second.
+/// Interval of probes. With the retries of a queue pair, a rank that is gone is noticed within a
+/// second.
 pub(crate) const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 /// Words of status: the rank cannot be reached; the proxy has ended.
@@ -170,8 +171,8 @@ impl Proxy {
         })
     }
 
-    /// Writes nothing to ranks without outstanding requests. Kernels may wait for signals of a rank to
-    /// which nothing is posted, and must learn that it is gone.
+    /// Writes nothing to ranks without outstanding requests. Kernels may wait for signals of a rank
+    /// to which nothing is posted, and must learn that it is gone.
     fn probe(&mut self) -> Result<(), ProxyError> {
         for (at, peer) in self.peers.iter_mut().enumerate() {
             if at != self.rank
@@ -403,8 +404,8 @@ impl Proxy {
         reason: Refusal,
     ) -> Result<(), ProxyError> {
         let is_flush = descriptor.is_some_and(|descriptor| matches!(descriptor.action, Action::Flush { .. }));
-        // The next flush tells kernels that have no counter for it. One of which nothing is known may
-        // have been for any rank.
+        // The next flush tells kernels that have no counter for it. One of which nothing is known
+        // may have been for any rank.
         let rank = descriptor.and_then(|descriptor| Table::rank_of(&descriptor.action));
         for (at, peer) in self.peers.iter_mut().enumerate() {
             peer.refused[channel] |= !is_flush && rank.is_none_or(|rank| rank as usize == at);

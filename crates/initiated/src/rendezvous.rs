@@ -5,8 +5,8 @@
 //! magic, token, rank, ranks, bytes  ->
 //!                                   <-   bytes of all ranks
 //! ```
-//! Rank 0 ignores connections with another token. Numbers are 4 bytes, little-endian; bytes are preceded by their length. The connections stay open
-//! for further rounds.
+//! Rank 0 ignores connections with another token. Numbers are 4 bytes, little-endian; bytes are
+//! preceded by their length. The connections stay open for further rounds.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

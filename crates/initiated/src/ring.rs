@@ -1,9 +1,9 @@
 //! The ring of descriptors that kernels fill.
 //!
-//! A producer takes a ticket, waits until the consumer index leaves room for it, and stores the words
-//! of its descriptor with the owner bit of the lap: 0 in the first, 1 in the second, and so on. The
-//! words may arrive in any order. The consumer takes a descriptor when the owner bits of all its words
-//! are those of the lap.
+//! A producer takes a ticket, waits until the consumer index leaves room for it, and stores the
+//! words of its descriptor with the owner bit of the lap: 0 in the first, 1 in the second, and so
+//! on. The words may arrive in any order. The consumer takes a descriptor when the owner bits of
+//! all its words are those of the lap.
 
 use nobounce_memory::{AccessError, Window};
 
@@ -52,7 +52,8 @@ impl Ring {
         self.taken
     }
 
-    /// Whether the next descriptor has begun to arrive, or the memory is gone, which taking it shows.
+    /// Whether the next descriptor has begun to arrive, or the memory is gone, which taking it
+    /// shows.
     #[must_use]
     pub fn has_next(&self) -> bool {
         let (at, owner) = self.next();

@@ -17,7 +17,8 @@ impl Drop for Ending {
     }
 }
 
-/// Sleeps until there is a descriptor, or until ranks are to be probed. No kernel can wake a thread.
+/// Sleeps until there is a descriptor, or until ranks are to be probed. No kernel can wake a
+/// thread.
 fn rest(proxy: &Proxy, stopping: &AtomicBool) {
     proxy.pause();
     let until = Instant::now() + PROBE_EVERY;
@@ -34,8 +35,9 @@ pub struct ProxyThread {
     reports: Arc<Mutex<VecDeque<Report>>>,
 }
 
-/// Interval at which an idle thread polls the rings. A wake-up takes 11 to 14 us of CPU time in virtual
-/// machines, and the first descriptor after a pause waits for one: 1 % of a CPU, at most 2 ms.
+/// Interval at which an idle thread polls the rings. A wake-up takes 11 to 14 us of CPU time in
+/// virtual machines, and the first descriptor after a pause waits for one: 1 % of a CPU, at most
+/// 2 ms.
 const SLEEP: Duration = Duration::from_micros(1700);
 
 /// How long the thread spins after the last descriptor: as long as a sleep may delay the next one.

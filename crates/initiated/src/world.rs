@@ -37,13 +37,14 @@ struct KernelsEnd(Arc<Gpu>);
 impl Drop for KernelsEnd {
     fn drop(&mut self) {
         let Ok(context) = self.0.primary() else { return };
-        // SAFETY: the call takes nothing. An error means that the context is gone, with its kernels.
+        // SAFETY: the call takes nothing. An error means that the context is gone, with its
+        // kernels.
         let _ = self.0.driver().in_context(context, |api| unsafe { api.ctx_synchronize() });
     }
 }
 
-/// A rank. Dropping it carries out what kernels have posted, ends the proxy, so that kernels that wait
-/// return with an error, and waits for all kernels of this process. Other ranks lose it: call
+/// A rank. Dropping it carries out what kernels have posted, ends the proxy, so that kernels that
+/// wait return with an error, and waits for all kernels of this process. Other ranks lose it: call
 /// [`barrier`](Self::barrier) first.
 #[derive(Debug)]
 pub struct World {

@@ -325,7 +325,8 @@ fn a_proxy_that_ends_says_so() {
     assert_eq!([a.status(0), a.status(1), a.status(2)], [2; 3]);
 }
 
-/// A kernel that only waits for signals of a rank learns that it is gone, though nothing was posted.
+/// A kernel that only waits for signals of a rank learns that it is gone, though nothing was
+/// posted.
 #[test]
 fn a_rank_that_is_gone_is_noticed_without_requests() {
     for link in [LinkChoice::Auto, LinkChoice::Udp] {

@@ -7,7 +7,8 @@ use std::ptr;
 
 use crate::{Source, page_size};
 
-/// `MADV_POPULATE_READ` of Linux 5.14: maps pages, reads absent ones from the file, and reports errors.
+/// `MADV_POPULATE_READ` of Linux 5.14: maps pages, reads absent ones from the file, and reports
+/// errors.
 const POPULATE_READ: i32 = 22;
 
 /// The first bytes of a file, mapped read-only and shared: its page cache, without a copy.
@@ -87,8 +88,8 @@ impl FileMapping {
         }
     }
 
-    /// Whether the first, the middle and the last page of the range are in the page cache. The kernel
-    /// answers yes for a file that the caller neither owns nor may write.
+    /// Whether the first, the middle and the last page of the range are in the page cache. The
+    /// kernel answers yes for a file that the caller neither owns nor may write.
     #[must_use]
     pub fn is_resident(&self, range: Range<usize>) -> bool {
         let Some(last) = range.end.min(self.len).checked_sub(1).filter(|last| *last >= range.start) else {

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// Addresses and networks that may connect: `10.0.0.7, 192.168.0.0/16, fd00::/8`. The default admits
-/// all.
+/// Addresses and networks that may connect: `10.0.0.7, 192.168.0.0/16, fd00::/8`. The default
+/// admits all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowList(Option<Vec<Network>>);
 

@@ -464,7 +464,8 @@ impl Cq {
 }
 
 impl Cq {
-    /// As [`poll`](Self::poll), for a thread that has more to watch than this queue: it never sleeps.
+    /// As [`poll`](Self::poll), for a thread that has more to watch than this queue: it never
+    /// sleeps.
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
@@ -519,8 +520,8 @@ impl Qp {
         }
     }
 
-    /// Probes whether packets of its path MTU reach the peer; see [`path_mtu`](Self::path_mtu). Does
-    /// nothing on hardware.
+    /// Probes whether packets of its path MTU reach the peer; see [`path_mtu`](Self::path_mtu).
+    /// Does nothing on hardware.
     pub fn probe_path(&self) {
         if let Self::Soft(soft) = self {
             soft.probe_path();

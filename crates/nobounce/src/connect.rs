@@ -255,8 +255,8 @@ impl Lanes {
 }
 
 impl ConnectOptions {
-    /// Moves a queue pair to RTR and RTS, towards `to` of the device that said `theirs`. `theirs.mtu` is
-    /// the agreed MTU. Ours has so many READs and atomics outstanding.
+    /// Moves a queue pair to RTR and RTS, towards `to` of the device that said `theirs`.
+    /// `theirs.mtu` is the agreed MTU. Ours has so many READs and atomics outstanding.
     ///
     /// # Errors
     /// The device refuses.

@@ -41,8 +41,8 @@ impl Device {
         Self::open_named(&name_near_gpu(gpu)?)
     }
 
-    /// As [`open_near_gpu`](Self::open_near_gpu), for a thread that polls all the time: it drives the
-    /// software NIC itself, unless `NOBOUNCE_PROGRESS` says otherwise.
+    /// As [`open_near_gpu`](Self::open_near_gpu), for a thread that polls all the time: it drives
+    /// the software NIC itself, unless `NOBOUNCE_PROGRESS` says otherwise.
     ///
     /// # Errors
     /// As for [`open_named`](Self::open_named).

@@ -157,8 +157,8 @@ pub struct QpHalf {
 }
 
 impl QpHalf {
-    /// Of a queue pair, with a random sequence number: a packet of an earlier connection or a forged one
-    /// does not match. The standard library's hash keys come from the kernel.
+    /// Of a queue pair, with a random sequence number: a packet of an earlier connection or a
+    /// forged one does not match. The standard library's hash keys come from the kernel.
     pub fn of(qp: &Qp) -> Self {
         Self { qpn: qp.qpn().get(), psn: Psn::of(RandomState::new().hash_one(0_u8)).get() }
     }
@@ -292,8 +292,8 @@ pub(crate) fn receive_hello(control: &ControlChannel, deadline: Instant) -> Resu
     Ok(hello)
 }
 
-/// Listening side, second step: returns when the other end has confirmed; with a smaller MTU, if the
-/// path does not carry the agreed one.
+/// Listening side, second step: returns when the other end has confirmed; with a smaller MTU, if
+/// the path does not carry the agreed one.
 pub(crate) fn accept(
     control: &ControlChannel,
     hello: Hello,

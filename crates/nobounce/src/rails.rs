@@ -1,10 +1,10 @@
 //! Multi-rail transfers: splits a transfer over several NICs (one connection each) by the speed of
 //! their ports.
 //!
-//! Host or GPU memory is registered with every rail's device. If the link of a rail fails, the other
-//! rails carry its part: a WRITE or READ may be repeated. That rail is not used again. Any other
-//! error, or that of the last rail, ends the transfer, once the other rails have ended, and names
-//! the rail.
+//! Host or GPU memory is registered with every rail's device. If the link of a rail fails, the
+//! other rails carry its part: a WRITE or READ may be repeated. That rail is not used again. Any
+//! other error, or that of the last rail, ends the transfer, once the other rails have ended, and
+//! names the rail.
 
 use std::collections::VecDeque;
 use std::iter::Peekable;
@@ -257,8 +257,8 @@ impl Rails {
     /// for completion.
     ///
     /// # Errors
-    /// Names the rail that failed: no other one was left, or its link is not the cause. Nothing of the transfer is in flight by then, except after a
-    /// timeout.
+    /// Names the rail that failed: no other one was left, or its link is not the cause. Nothing of
+    /// the transfer is in flight by then, except after a timeout.
     pub fn write(
         &self,
         local: &RailRegion,

@@ -148,7 +148,8 @@ struct Incast {
     goodput: u64,
     fairness: f64,
     dropped: u64,
-    /// 99th percentile of the time of an 8 KiB message beside them, one each 100 us, in nanoseconds.
+    /// 99th percentile of the time of an 8 KiB message beside them, one each 100 us, in
+    /// nanoseconds.
     short: Nanos,
 }
 

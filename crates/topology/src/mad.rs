@@ -1,5 +1,5 @@
-//! Management datagrams (MADs) that read both ends of an InfiniBand link: directed-route requests of
-//! the subnet management class, and their answers.
+//! Management datagrams (MADs) that read both ends of an InfiniBand link: directed-route requests
+//! of the subnet management class, and their answers.
 //!
 //! Requests only get attributes. An answer comes from a switch or an adapter of others: whatever it
 //! holds ends in a fact or in an error.

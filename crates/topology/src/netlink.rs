@@ -28,7 +28,8 @@ pub struct Route {
     pub gateway: bool,
 }
 
-/// Asks for the route of packets from one of the machine's addresses, by an interface if it is named.
+/// Asks for the route of packets from one of the machine's addresses, by an interface if it is
+/// named.
 #[must_use]
 pub fn route_request(to: Ipv4Addr, from: Ipv4Addr, interface: Option<u32>) -> Vec<u8> {
     let mut attributes = vec![(DST, to.octets()), (SRC, from.octets())];

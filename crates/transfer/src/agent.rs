@@ -73,8 +73,8 @@ impl AgentOptions {
 
 /// One end of transfers. It has a name, exports regions by name, and connects to other agents.
 ///
-/// A thread of its own carries out all transfers; it sleeps while there is nothing to do. Dropping the
-/// agent ends transfers in flight, and peers see that it closed.
+/// A thread of its own carries out all transfers; it sleeps while there is nothing to do. Dropping
+/// the agent ends transfers in flight, and peers see that it closed.
 #[derive(Debug)]
 pub struct Agent {
     device: Device,
@@ -272,8 +272,8 @@ impl Agent {
         Ok(View::of(self.device.register(len)?))
     }
 
-    /// Registers memory of the caller, which `owner` keeps alive. Memory inside of a registration that
-    /// is alive is not registered again.
+    /// Registers memory of the caller, which `owner` keeps alive. Memory inside of a registration
+    /// that is alive is not registered again.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -310,7 +310,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends an export and its key; returns whether there was one. Transfers of peers that use it fail.
+    /// Ends an export and its key; returns whether there was one. Transfers of peers that use it
+    /// fail.
     pub fn withdraw(&self, name: &str) -> bool {
         let mut exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((version, old)) = exports.remove(name) else { return false };
@@ -320,14 +321,15 @@ impl Agent {
         true
     }
 
-    /// Who this agent is, where it listens and what it exports, for [`connect_to`](Self::connect_to).
-    /// A holder can reach the exported memory: keep it as private as the memory.
+    /// Who this agent is, where it listens and what it exports, for
+    /// [`connect_to`](Self::connect_to). A holder can reach the exported memory: keep it as private
+    /// as the memory.
     pub fn metadata(&self) -> Vec<u8> {
         self.metadata_since(0).0
     }
 
-    /// Only regions that were exported after an earlier version, for [`Peer::add_metadata`]; and the
-    /// version now.
+    /// Only regions that were exported after an earlier version, for [`Peer::add_metadata`]; and
+    /// the version now.
     pub fn metadata_since(&self, version: u64) -> (Vec<u8>, u64) {
         let exports = self.shared.exports.lock().unwrap_or_else(PoisonError::into_inner);
         let addr = self.local_addr().map(|mut addr| {
@@ -358,8 +360,8 @@ impl Agent {
         Some((Peer { inner, shared: self.shared.clone() }, bytes))
     }
 
-    /// A descriptor for event loops: readable while [`take_events`](Self::take_events) has something.
-    /// Events are recorded from the first call on.
+    /// A descriptor for event loops: readable while [`take_events`](Self::take_events) has
+    /// something. Events are recorded from the first call on.
     pub fn event_fd(&self) -> RawFd {
         self.shared.event_fd()
     }
@@ -396,7 +398,8 @@ impl Drop for Agent {
     }
 }
 
-/// The acceptor thread. Each client gets a thread for its handshake, as long as there are few of them.
+/// The acceptor thread. Each client gets a thread for its handshake, as long as there are few of
+/// them.
 fn accept_all(listener: &Arc<Listener>, allow: &AllowList, shared: &Arc<Shared>, stop: &EventFd) {
     let greeting = Arc::new(AtomicUsize::new(0));
     let interest = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

@@ -62,8 +62,8 @@ impl Announcements {
         announcement.tag.is_none()
     }
 
-    /// All of its transfers are submitted; or it is given up, for a reason. The frame that ends it, if it
-    /// ends now.
+    /// All of its transfers are submitted; or it is given up, for a reason. The frame that ends it,
+    /// if it ends now.
     pub(crate) fn finish(&mut self, id: u64, abort: Option<String>) -> Option<Frame> {
         let announcement = self.by_id.get_mut(&id)?;
         announcement.is_finished = true;

@@ -12,8 +12,8 @@ use crate::greet::greet;
 use crate::shared::{Arrival, Command, PeerShared, Shared};
 use crate::transfer::deadline;
 
-/// An attempt to connect ([`Agent::connect_with`](crate::Agent::connect_with)) that any thread may give
-/// up.
+/// An attempt to connect ([`Agent::connect_with`](crate::Agent::connect_with)) that any thread may
+/// give up.
 #[derive(Debug, Default)]
 pub struct Attempt(Mutex<State>);
 
@@ -26,8 +26,8 @@ struct State {
 }
 
 impl Attempt {
-    /// Gives it up: it fails soon, or the connection that it made is closed. An attempt that only waits
-    /// for an answer of the network ends later, without effect.
+    /// Gives it up: it fails soon, or the connection that it made is closed. An attempt that only
+    /// waits for an answer of the network ends later, without effect.
     pub fn abort(&self) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.is_aborted = true;

@@ -22,7 +22,8 @@ pub enum Gone {
     /// Nothing came from it for the silence limit.
     #[error("nothing came from it for {0:?}: its process is stopped, or the network is down")]
     Silent(Duration),
-    /// An agent with the same name, host and listening address, and another generation, has connected.
+    /// An agent with the same name, host and listening address, and another generation, has
+    /// connected.
     #[error("an agent of the same name was started anew at the same address")]
     Replaced,
     /// A request failed, which stops its queue pair.

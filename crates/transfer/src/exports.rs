@@ -38,7 +38,8 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// The number of the change, what a peer needs to reach the memory, and what had this name before.
+    /// The number of the change, what a peer needs to reach the memory, and what had this name
+    /// before.
     pub(crate) fn add(&mut self, name: &str, export: Export) -> (u64, RemoteRegion, Option<Export>) {
         self.version += 1;
         let remote = export.region.remote();

@@ -1,5 +1,5 @@
-//! Frames between two agents. The hello, keep-alives and the end use the side channel, all others the
-//! first lane.
+//! Frames between two agents. The hello, keep-alives and the end use the side channel, all others
+//! the first lane.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! Frames as SENDs on the first lane: a stream of bytes in registered slots. A frame that is sent after
-//! a WRITE of the same lane arrives after its bytes.
+//! Frames as SENDs on the first lane: a stream of bytes in registered slots. A frame that is sent
+//! after a WRITE of the same lane arrives after its bytes.
 
 use std::collections::VecDeque;
 

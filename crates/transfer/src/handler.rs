@@ -7,8 +7,9 @@ use crate::notification::Notification;
 use crate::peer::Peer;
 use crate::shared::{PeerShared, Shared};
 
-/// Called by the agent's threads, most often by the one that carries out all transfers: nothing here may
-/// block, or end the agent. What an agent with a handler receives is in none of its queues.
+/// Called by the agent's threads, most often by the one that carries out all transfers: nothing
+/// here may block, or end the agent. What an agent with a handler receives is in none of its
+/// queues.
 pub trait Handler: Send + Sync {
     /// A message of a peer.
     fn message(&self, peer: &Peer, bytes: &[u8]);

@@ -45,8 +45,8 @@ pub(crate) struct Job {
     next: (usize, usize, u64),
     /// Batches that are posted and not completed.
     pub(crate) posted: usize,
-    /// The peer is told of its end already: all of it is posted, and only the end of the link can stop
-    /// it. The frame that tells it, if that was posted with it, ends there.
+    /// The peer is told of its end already: all of it is posted, and only the end of the link can
+    /// stop it. The frame that tells it, if that was posted with it, ends there.
     pub(crate) counted: Option<Option<u64>>,
     pub(crate) failed: Option<TransferError>,
 }
@@ -114,8 +114,8 @@ impl Job {
         self.failed.is_some() || self.next.0 >= self.parts.len()
     }
 
-    /// Appends requests for the next pieces, at most so many, until they have so many bytes. Returns
-    /// their bytes.
+    /// Appends requests for the next pieces, at most so many, until they have so many bytes.
+    /// Returns their bytes.
     pub(crate) fn take_requests(&mut self, most: usize, most_bytes: u64, into: &mut Vec<Request>) -> u64 {
         let mut bytes = 0;
         while into.len() < most && bytes < most_bytes {

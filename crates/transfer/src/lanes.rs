@@ -61,7 +61,8 @@ impl Lanes {
         self.lanes.len() == 1
     }
 
-    /// Of the lanes with room for a batch and for frames, the one with the fewest bytes outstanding.
+    /// Of the lanes with room for a batch and for frames, the one with the fewest bytes
+    /// outstanding.
     pub(crate) fn with_room(&self, connection: &Connection) -> Option<usize> {
         let has_room = |(index, lane): &(usize, &LaneState)| {
             let depth = connection.qp(*index).limits().send_depth;

@@ -1,9 +1,9 @@
 //! KV-cache transfer: lists of pages between agents, with notifications bound to them.
 //!
 //! An [`Agent`] registers memory ([`View`]), exports it by name, and connects to other agents
-//! ([`Peer`]). One call moves thousands of pages ([`Peer::write_pages`]) and gives one [`Transfer`] to
-//! wait for. A tag makes the other agent hear of its end exactly once ([`Notification`]): after all
-//! bytes are visible to host and GPU, or with the reason of the failure.
+//! ([`Peer`]). One call moves thousands of pages ([`Peer::write_pages`]) and gives one [`Transfer`]
+//! to wait for. A tag makes the other agent hear of its end exactly once ([`Notification`]): after
+//! all bytes are visible to host and GPU, or with the reason of the failure.
 //!
 //! ```
 //! use std::time::Duration;

@@ -26,8 +26,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// Poll interval of gates.
 const GATE_INTERVAL: Duration = Duration::from_micros(100);
 
-/// A transfer that has ended, and its peer must be told first: when it has acknowledged so many bytes of
-/// frames.
+/// A transfer that has ended, and its peer must be told first: when it has acknowledged so many
+/// bytes of frames.
 #[derive(Debug)]
 struct Ending {
     after: u64,
@@ -311,8 +311,8 @@ impl Link {
         Ok(is_busy)
     }
 
-    /// All of a transfer is posted on the only lane: the frame that ends its announcement follows its
-    /// bytes there, and need not wait for their completion.
+    /// All of a transfer is posted on the only lane: the frame that ends its announcement follows
+    /// its bytes there, and need not wait for their completion.
     fn count_posted(&mut self, id: u64) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         if let Some(bytes) = job.message.take_if(|_| job.failed.is_none()) {
@@ -342,7 +342,8 @@ impl Link {
             };
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             job.posted -= 1;
-            // Flushed batches of a job may come before its last good one: after a failure none ends well.
+            // Flushed batches of a job may come before its last good one: after a failure none ends
+            // well.
             if broken.is_err() {
                 continue;
             }

@@ -120,15 +120,16 @@ impl View {
 /// Where memory is and whether it is read-only, then its address.
 type Key = (bool, bool, u64);
 
-/// Registrations below an address that are tried for a view. Beyond, its memory is registered again.
+/// Registrations below an address that are tried for a view. Beyond, its memory is registered
+/// again.
 const MAX_TRIED: usize = 64;
 
 /// The registrations of an agent that are alive, by address. Memory inside of one is not registered
 /// again, unless the memory is known to have been freed since.
 ///
-/// A registration ends with its last view. It could be kept for a caching allocator that hands out the
-/// same memory again, but kept registrations would keep freed GPU memory from the driver: a mapping of
-/// it (DMA-BUF, VMM handle) holds the pages.
+/// A registration ends with its last view. It could be kept for a caching allocator that hands out
+/// the same memory again, but kept registrations would keep freed GPU memory from the driver: a
+/// mapping of it (DMA-BUF, VMM handle) holds the pages.
 #[derive(Debug, Default)]
 pub(crate) struct Registrations {
     alive: Mutex<BTreeMap<Key, Weak<Registration>>>,
@@ -136,8 +137,8 @@ pub(crate) struct Registrations {
 
 impl Registrations {
     /// # Safety
-    /// As for [`Device::register_raw`] and [`Device::register_gpu_raw`]: the memory stays valid while
-    /// `owner` lives, or without one while a view of it does.
+    /// As for [`Device::register_raw`] and [`Device::register_gpu_raw`]: the memory stays valid
+    /// while `owner` lives, or without one while a view of it does.
     pub(crate) unsafe fn view(
         &self,
         (device, agent): (&Device, u64),

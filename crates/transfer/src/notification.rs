@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use crate::error::Gone;
 use crate::frame::printable;
 
-/// Transfers that one peer may announce while the application takes no notification. Further ones wait
-/// at the peer.
+/// Transfers that one peer may announce while the application takes no notification. Further ones
+/// wait at the peer.
 pub(crate) const MAX_OF_PEER: usize = 1 << 14;
 /// The same of all peers, also of those that are gone.
 pub(crate) const MAX_OF_ALL: usize = 1 << 18;
@@ -31,7 +31,8 @@ pub struct Notification {
 /// How a transfer ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of its bytes are in memory: a kernel that is launched now sees them, and so does the host.
+    /// All of its bytes are in memory: a kernel that is launched now sees them, and so does the
+    /// host.
     Complete {
         /// Bytes moved.
         bytes: u64,

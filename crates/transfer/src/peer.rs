@@ -15,8 +15,8 @@ use crate::pieces::{self, ListError, Pages, Piece};
 use crate::shared::{Command, PeerShared, Shared};
 use crate::transfer::{Transfer, TransferState, deadline};
 
-/// Another agent. Clones mean the same one. When it is gone it stays gone: an agent that is started anew
-/// is another peer.
+/// Another agent. Clones mean the same one. When it is gone it stays gone: an agent that is started
+/// anew is another peer.
 #[derive(Clone, Debug)]
 pub struct Peer {
     pub(crate) inner: Arc<PeerShared>,
@@ -77,8 +77,8 @@ pub enum Notify<'a> {
     Tag(&'a [u8]),
     /// The transfer belongs to an announcement.
     With(&'a Announcement),
-    /// Its application gets this message of at most 1024 bytes, behind the bytes of the transfer. It
-    /// hears of no failure.
+    /// Its application gets this message of at most 1024 bytes, behind the bytes of the transfer.
+    /// It hears of no failure.
     Message(&'a [u8]),
 }
 
@@ -173,7 +173,8 @@ impl Peer {
     /// Writes pages of a block table to pages of the peer's.
     ///
     /// # Errors
-    /// The list is invalid or the peer is gone; nothing was posted. The same applies to all transfers.
+    /// The list is invalid or the peer is gone; nothing was posted. The same applies to all
+    /// transfers.
     pub fn write_pages(
         &self,
         local: &View,
@@ -239,9 +240,9 @@ impl Peer {
         self.submit_after(direction, parts, notify, None)
     }
 
-    /// As [`submit`](Self::submit), but no byte is read or written before the gate opens. It is tried
-    /// about every 100 us, by the agent's thread: it must not block. [`stream_gate`] makes one of a
-    /// CUDA stream.
+    /// As [`submit`](Self::submit), but no byte is read or written before the gate opens. It is
+    /// tried about every 100 us, by the agent's thread: it must not block. [`stream_gate`] makes
+    /// one of a CUDA stream.
     ///
     /// # Errors
     /// As for [`write_pages`](Self::write_pages).
@@ -294,8 +295,8 @@ impl Peer {
     }
 
     /// Tells the peer that a transfer with this tag begins. It may consist of many: all that are
-    /// submitted with [`Notify::With`] until [`Announcement::complete`]. The peer is notified once, when
-    /// all have ended.
+    /// submitted with [`Notify::With`] until [`Announcement::complete`]. The peer is notified once,
+    /// when all have ended.
     ///
     /// # Errors
     /// The tag is too long, or the peer is gone.
@@ -331,8 +332,8 @@ impl Peer {
     }
 }
 
-/// A gate that opens when the work that a CUDA stream holds now is done; 0 is the default stream of this
-/// thread's context.
+/// A gate that opens when the work that a CUDA stream holds now is done; 0 is the default stream of
+/// this thread's context.
 ///
 /// # Errors
 /// See [`StreamError`].
@@ -354,8 +355,8 @@ fn checked(tag: &[u8]) -> Result<Vec<u8>, TransferError> {
     if tag.len() <= MAX_TAG { Ok(tag.to_vec()) } else { Err(TransferError::Tag(tag.len())) }
 }
 
-/// A transfer that the peer expects. Dropping it without [`complete`](Self::complete) aborts it: the
-/// peer is notified of that.
+/// A transfer that the peer expects. Dropping it without [`complete`](Self::complete) aborts it:
+/// the peer is notified of that.
 #[derive(Debug)]
 pub struct Announcement {
     peer: Peer,

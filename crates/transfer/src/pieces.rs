@@ -1,6 +1,7 @@
 //! Lists of pieces: what a transfer moves, page by page.
 
-/// Longest piece. Longer ones are split, so that lanes share them and other transfers get their turn.
+/// Longest piece. Longer ones are split, so that lanes share them and other transfers get their
+/// turn.
 pub(crate) const MAX_PIECE: u64 = 1 << 20;
 
 /// Most pages of one list, times their repetitions.
@@ -70,9 +71,9 @@ pub enum ListError {
     },
 }
 
-/// One more dimension of a strided list: the pieces repeat `count` times, each time that much further.
-/// Layers of one allocation are such a dimension; so are the tokens of a page, when only some heads of
-/// each token move.
+/// One more dimension of a strided list: the pieces repeat `count` times, each time that much
+/// further. Layers of one allocation are such a dimension; so are the tokens of a page, when only
+/// some heads of each token move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repeat {
     /// How often.
@@ -155,8 +156,8 @@ impl<'a> Pages<'a> {
         Ok(list.pieces)
     }
 
-    /// Repetitions that reach beyond a page come before the pages, the others within each page. So the
-    /// pieces of a page are neighbours in the list, and merge where their memory is adjacent.
+    /// Repetitions that reach beyond a page come before the pages, the others within each page. So
+    /// the pieces of a page are neighbours in the list, and merge where their memory is adjacent.
     fn split_repeats(&self) -> (&'a [Repeat], &'a [Repeat]) {
         let is_outer = |repeat: &&Repeat| repeat.local_step >= self.local_stride;
         let outer = self.repeats.iter().take_while(is_outer).count();
@@ -252,7 +253,8 @@ mod tests {
 
     #[test]
     fn layers_and_head_slices_are_dimensions() {
-        // Two layers of 100 bytes here and 50 there; pages of 20 bytes: 2 tokens, of which half the heads move.
+        // Two layers of 100 bytes here and 50 there; pages of 20 bytes: 2 tokens, of which half the
+        // heads move.
         let layers = Repeat { count: 2, local_step: 100, remote_step: 50 };
         let tokens = Repeat { count: 2, local_step: 10, remote_step: 5 };
         let pages = Pages {

@@ -13,10 +13,10 @@ use crate::frame::Frame;
 use crate::link::Link;
 use crate::shared::{Arrival, Command, Shared};
 
-/// How long the thread polls for completions and frames before it sleeps. A sleep makes the engine thread
-/// drive the device, and costs each end two wake-ups; 50 us are shorter than the answer to a request for
-/// 64 KiB by UDP. Such requests by shared memory take 25 us on two quiet CPUs, and with both ends on one
-/// CPU 160 us with backoff and 600 us without.
+/// How long the thread polls for completions and frames before it sleeps. A sleep makes the engine
+/// thread drive the device, and costs each end two wake-ups; 50 us are shorter than the answer to a
+/// request for 64 KiB by UDP. Such requests by shared memory take 25 us on two quiet CPUs, and with
+/// both ends on one CPU 160 us with backoff and 600 us without.
 const SPIN: Duration = Duration::from_micros(200);
 /// Waits without a spin after fruitless ones, at most.
 const MOST_SKIPPED: u32 = 32;
@@ -163,8 +163,8 @@ impl Service {
         self.keep_alive_every = every.unwrap_or(self.shared.silence);
     }
 
-    /// Sleeps until a command, a frame or a completion comes, or a keep-alive is due. Returns whether
-    /// it slept.
+    /// Sleeps until a command, a frame or a completion comes, or a keep-alive is due. Returns
+    /// whether it slept.
     fn sleep(&mut self) -> bool {
         self.links.iter_mut().for_each(Link::prepare_sleep);
         // Completions before arming raise no event.

@@ -48,8 +48,8 @@ pub(crate) struct PeerShared {
     pub(crate) generation: u64,
     pub(crate) addr: String,
     origin: Option<Origin>,
-    /// Notifications that there is room for: credit of the peer, and transfers that it announced, until
-    /// their notifications are taken.
+    /// Notifications that there is room for: credit of the peer, and transfers that it announced,
+    /// until their notifications are taken.
     pub(crate) promised: AtomicUsize,
     pub(crate) unread: Unread,
     /// It has less credit than it should have.

@@ -80,8 +80,8 @@ impl Transfer {
         self.state.result()
     }
 
-    /// Makes its end an event of the agent ([`Agent::take_events`](crate::Agent::take_events)). False if
-    /// it has ended already.
+    /// Makes its end an event of the agent ([`Agent::take_events`](crate::Agent::take_events)).
+    /// False if it has ended already.
     pub fn watch(&self) -> bool {
         self.state.is_watched.store(true, Ordering::SeqCst);
         self.result().is_none()
@@ -107,8 +107,8 @@ impl Transfer {
     }
 
     /// Stops it: pieces that are not posted yet are left out. It ends with
-    /// [`TransferError::Cancelled`] when the posted ones have ended, so its memory may be used again
-    /// then. The peer is notified of the failure.
+    /// [`TransferError::Cancelled`] when the posted ones have ended, so its memory may be used
+    /// again then. The peer is notified of the failure.
     pub fn cancel(&self) {
         self.state.is_cancelled.store(true, Ordering::Relaxed);
         self.shared.push([Command::Cancel { transfer: self.state.id }]);

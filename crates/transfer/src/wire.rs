@@ -7,8 +7,8 @@ use crate::frame::{Frame, Malformed};
 
 /// Bytes per read.
 const CHUNK: usize = 4 << 10;
-/// Unsent bytes of a peer that does not read. As many exports as there may be, with the longest names,
-/// are 20 MiB.
+/// Unsent bytes of a peer that does not read. As many exports as there may be, with the longest
+/// names, are 20 MiB.
 pub(crate) const MAX_UNSENT: usize = 64 << 20;
 
 /// Why the side channel ended.
@@ -113,8 +113,8 @@ impl Wire {
         }
     }
 
-    /// Receives what has arrived, and returns how many bytes. An end of the stream is an error after all
-    /// frames before it are taken.
+    /// Receives what has arrived, and returns how many bytes. An end of the stream is an error
+    /// after all frames before it are taken.
     pub(crate) fn fill(&mut self, mut stream: &TcpStream) -> Result<usize, WireError> {
         let mut chunk = [0; CHUNK];
         loop {

@@ -18,8 +18,10 @@
 //! |---|---|
 //! | layouts | structures, constants and tables, without imports of each other |
 
-#![allow(missing_docs)] // fields and constants are the standard's: its manual pages describe them
-#![allow(missing_debug_implementations)] // raw layouts, full of pointers and unions: nothing to print
+// Fields and constants are the standard's: its manual pages describe them.
+#![allow(missing_docs)]
+// Raw layouts, full of pointers and unions: nothing to print.
+#![allow(missing_debug_implementations)]
 #![allow(clippy::use_self)] // a table reads as C has it
 
 mod address;

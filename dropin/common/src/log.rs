@@ -66,8 +66,8 @@ pub fn warn_in(kind: &str, line: impl FnOnce() -> String) {
     say(Level::Warn, || line);
 }
 
-/// What became of something: `nobounce run` finds it in the file of this kind, and the log has it at
-/// level info.
+/// What became of something: `nobounce run` finds it in the file of this kind, and the log has it
+/// at level info.
 pub fn note(kind: &str, line: &str) {
     if let Some(folder) = std::env::var_os("NOBOUNCE_REPORT").filter(|folder| !folder.is_empty()) {
         keep(Path::new(&folder), kind, line);

@@ -1,7 +1,8 @@
 //! Directories that users share, such as /tmp, and a private directory in one of them.
 //!
 //! All names are looked up relative to a descriptor of the shared directory. It is used only if no
-//! other user can rename what is in it: a half-made private directory could be exchanged for a link.
+//! other user can rename what is in it: a half-made private directory could be exchanged for a
+//! link.
 
 use std::ffi::CString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -93,7 +94,8 @@ impl SharedDir {
         // After an exchange it is the former one, after an error the half-made one.
         let _ = fs::remove_dir_all(self.path_of(&partly));
         match made {
-            Err(_) if matches!(self.look(name), Ok(Found::Whole)) => Ok(()), // another process was faster
+            // another process was faster
+            Err(_) if matches!(self.look(name), Ok(Found::Whole)) => Ok(()),
             made => made,
         }
     }

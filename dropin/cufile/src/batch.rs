@@ -206,7 +206,8 @@ fn job(batch: &Arc<Batch>, entry: &IoParams) -> Result<Job, Status> {
     Ok(Job { batch: batch.clone(), request, cookie: cookie.addr(), number: 0 })
 }
 
-/// Takes the events of entries that have ended: waits for `least` of them, or until the time is over.
+/// Takes the events of entries that have ended: waits for `least` of them, or until the time is
+/// over.
 ///
 /// # Safety
 /// `count` points to the room in `events`; `timeout` is null or a time.

@@ -127,7 +127,8 @@ pub(crate) unsafe extern "C" fn cuFileHandleRegister(handle: *mut *mut c_void, d
         let registered = if handle.is_null() || descr.is_null() {
             Err(Status::InvalidValue)
         } else {
-            // SAFETY: the caller's promise; the descriptor is the union's first member for this type.
+            // SAFETY: the caller's promise; the descriptor is the union's first member for this
+            // type.
             let (kind, fd) = unsafe { ((*descr).kind, (*descr).handle.fd) };
             register(kind, fd)
         };

@@ -16,7 +16,8 @@ pub(crate) fn at(addr: u64, len: usize, has_window: bool) -> Result<LocalMemory,
     // Without a window a direct path is impossible.
     let window = has_window || require == Require::Direct;
     let options = GpuOptions { window, require, ..GpuOptions::default() }.with_environment();
-    // SAFETY: cuFile's callers promise that the memory lives as long as it is registered or read into.
+    // SAFETY: cuFile's callers promise that the memory lives as long as it is registered or read
+    // into.
     let found = unsafe { LocalMemory::gpu(addr, len, &options) };
     let refused = match found {
         Ok(memory) => return Ok(memory),

@@ -1,7 +1,8 @@
 //! Reads and writes in the order of a CUDA stream.
 //!
-//! The call waits until the stream has come to it and then moves the bytes: work that is put into the
-//! stream afterwards finds them. The calling thread is blocked meanwhile, which the interface allows.
+//! The call waits until the stream has come to it and then moves the bytes: work that is put into
+//! the stream afterwards finds them. The calling thread is blocked meanwhile, which the interface
+//! allows.
 
 use std::ffi::{c_uint, c_void};
 use std::thread;

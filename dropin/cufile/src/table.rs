@@ -30,7 +30,8 @@ pub(crate) struct Buffer {
 
 #[derive(Debug)]
 struct Table {
-    /// The process that it belongs to: a child of `fork` has none of its parent's threads and windows.
+    /// The process that it belongs to: a child of `fork` has none of its parent's threads and
+    /// windows.
     process: u32,
     /// Calls of `cuFileDriverOpen` without a close.
     opened: i64,

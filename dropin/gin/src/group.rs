@@ -147,7 +147,8 @@ impl Group {
         all.iter().enumerate().map(parse).collect()
     }
 
-    /// The same for what a rank may have failed to make. All ranks take part, whatever happened here.
+    /// The same for what a rank may have failed to make. All ranks take part, whatever happened
+    /// here.
     ///
     /// # Errors
     /// A rank has none.
@@ -160,11 +161,12 @@ impl Group {
         all.map(|(rank, made)| made.ok_or(GinError::Peer { what, rank })).collect()
     }
 
-    /// Registers the part of this rank in a window, as all others do theirs, and returns its handle.
+    /// Registers the part of this rank in a window, as all others do theirs, and returns its
+    /// handle.
     ///
     /// # Safety
-    /// The memory stays as it is until [`deregister`](Self::deregister); the device and peers read and
-    /// write it meanwhile.
+    /// The memory stays as it is until [`deregister`](Self::deregister); the device and peers read
+    /// and write it meanwhile.
     ///
     /// # Errors
     /// It cannot be registered, here or at another rank.

@@ -1,9 +1,9 @@
 //! A plugin for GPU-initiated networking (GIN) of NCCL 2.30.5 and later, type GPI,
 //! in `libnobounce.so.1`, which `libnccl-gin.so` is a link to.
 //!
-//! Kernels of NCCL's device API write descriptors into a ring in host memory, the layout of which is
-//! that of [`nobounce_initiated::descriptor`]. The proxy of [`nobounce_initiated`] carries them out. No
-//! thread of NCCL takes part.
+//! Kernels of NCCL's device API write descriptors into a ring in host memory, the layout of which
+//! is that of [`nobounce_initiated::descriptor`]. The proxy of [`nobounce_initiated`] carries them
+//! out. No thread of NCCL takes part.
 //!
 //! | module | what |
 //! |---|---|

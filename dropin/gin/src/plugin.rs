@@ -124,7 +124,8 @@ unsafe extern "C" fn devices(count: *mut c_int) -> NcclResult {
 }
 
 unsafe extern "C" fn gin_properties(properties: *mut GinProperties) -> NcclResult {
-    // One queue pair to each rank carries out everything in order, and adds to words anywhere in windows.
+    // One queue pair to each rank carries out everything in order, and adds to words anywhere in
+    // windows.
     let ours = GinProperties { strong_signals: true, va_signals: true };
     // SAFETY: NCCL's place.
     answer(|| unsafe { store(properties, ours) })

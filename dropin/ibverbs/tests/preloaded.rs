@@ -77,7 +77,8 @@ fn the_library_of_paths_finds_the_other_beside_it() {
     let alone = paths_alone(&folder, true);
     let (text, said) = listing(&alone, "ls", &["/sys/class/infiniband"]);
     assert_eq!(text, "nb0\nnb1\n", "{said}");
-    // rdma-core's own, which the program is linked with, stays without a device, and the reason is given.
+    // rdma-core's own, which the program is linked with, stays without a device, and the reason is
+    // given.
     let (text, said) = listing(&alone, "ibv_devices", &[]);
     assert!(!text.contains("nb0") && said.contains("another libibverbs"), "{text} {said}");
     assert_eq!(made(&runtime), 1);

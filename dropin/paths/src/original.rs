@@ -43,8 +43,8 @@ pub(crate) fn view() -> Option<&'static CStr> {
     (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
 }
 
-/// `nobounce_view` of the libibverbs that is loaded, else of the one beside this library: where only
-/// this one is preloaded, a program may have loaded none yet.
+/// `nobounce_view` of the libibverbs that is loaded, else of the one beside this library: where
+/// only this one is preloaded, a program may have loaded none yet.
 fn maker() -> *mut c_void {
     const NAME: &CStr = c"nobounce_view";
     // SAFETY: the name is a C string.

@@ -67,7 +67,8 @@ pub(crate) fn storage(from: SocketAddr) -> libc::sockaddr_storage {
     to
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // address families are small positive constants
+// address families are small positive constants
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 const fn family(af: i32) -> libc::sa_family_t {
     af as libc::sa_family_t
 }

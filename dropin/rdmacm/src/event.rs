@@ -271,7 +271,8 @@ fn reply(id: Arc<Id>, comm: CommId, rep: Rep) -> Draft {
     let cm = device.ok_or(Errno::EINVAL).and_then(|device| device.cm());
     let connected = cm.and_then(|cm| {
         qp::connect(&id).inspect_err(|_| {
-            let _ = cm.reject(comm, reason::CONSUMER, Vec::new()); // the program hears of the worse thing
+            // the program hears of the worse thing
+            let _ = cm.reject(comm, reason::CONSUMER, Vec::new());
         })?;
         cm.establish(comm).map_err(|_| Errno::EINVAL)
     });

@@ -83,7 +83,8 @@ unsafe fn copy_text(text: &str, to: *mut c_char, len: usize) {
 /// Joins.
 ///
 /// # Safety
-/// As the header says: options with a text that ends in a zero byte, and room for `error_len` bytes.
+/// As the header says: options with a text that ends in a zero byte, and room for `error_len`
+/// bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nb_join(
     given: *const NbOptions,

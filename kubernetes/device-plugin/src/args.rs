@@ -16,8 +16,8 @@ Examples:
 
 /// Offer the software NIC to Kubernetes as a resource that pods request.
 ///
-/// Runs on each node, as a DaemonSet, until SIGTERM or SIGINT. A container that requests the resource
-/// gets the CDI device, which `nobounce cdi generate` defines.
+/// Runs on each node, as a DaemonSet, until SIGTERM or SIGINT. A container that requests the
+/// resource gets the CDI device, which `nobounce cdi generate` defines.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "nobounce-device-plugin", version, after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -35,8 +35,8 @@ impl Health {
     }
 }
 
-/// Searches the directories as container runtimes do: `*.json` and `*.yaml`, no subdirectories. Later
-/// directories take precedence.
+/// Searches the directories as container runtimes do: `*.json` and `*.yaml`, no subdirectories.
+/// Later directories take precedence.
 pub(crate) fn find_device(device: &CdiDeviceName, directories: &[PathBuf]) -> Health {
     let mut found = None;
     let mut unreadable = Vec::new();

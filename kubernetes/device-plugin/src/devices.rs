@@ -1,7 +1,7 @@
 //! The devices of one resource, and the checks of requests that name them.
 //!
-//! The software NIC runs in each process, so all devices stand for the same CDI device. Their number
-//! only limits how many containers of a node get it.
+//! The software NIC runs in each process, so all devices stand for the same CDI device. Their
+//! number only limits how many containers of a node get it.
 
 use std::collections::HashSet;
 

@@ -1,8 +1,9 @@
-//! The life of one resource: create the socket, serve it, register, and again after every restart of
-//! the kubelet.
+//! The life of one resource: create the socket, serve it, register, and again after every restart
+//! of the kubelet.
 //!
 //! A restarting kubelet removes the sockets in its plugin directory and forgets the plugins. Two
-//! `stat` calls per second notice it; a watch on the directory would need the same check at its start.
+//! `stat` calls per second notice it; a watch on the directory would need the same check at its
+//! start.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

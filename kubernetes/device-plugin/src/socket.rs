@@ -90,8 +90,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Whether a process listens there. Only a refusal means that none does: one that is busy or stopped
-/// has a full queue, and an attempt that blocks would stop the plugin, too.
+/// Whether a process listens there. Only a refusal means that none does: one that is busy or
+/// stopped has a full queue, and an attempt that blocks would stop the plugin, too.
 async fn is_served(path: &Path) -> bool {
     let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
     match timeout(CONNECT_TIMEOUT, UnixStream::connect(path)).await {

@@ -109,8 +109,9 @@ pub(crate) struct BenchArgs {
     pub(crate) files: Option<PathBuf>,
 
     /// nb0 beside TCP (cubic and bbr) on an emulated network path, such as
-    /// delay=100us,loss=1%,mtu=9000; settings as for `nobounce path`. Without rate, half of what TCP
-    /// reaches without faults. May be repeated [without PATH: delay of 100 us, loss of 0 to 5 %]
+    /// delay=100us,loss=1%,mtu=9000; settings as for `nobounce path`. Without rate, half of what
+    /// TCP reaches without faults. May be repeated [without PATH: delay of 100 us, loss of
+    /// 0 to 5 %]
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = STANDARD_PATHS, conflicts_with_all = ["files", "kv", "gpu_initiated", "plot", "peer", "listen", "addr", "device", "link", "busy", "memory", "op", "kind", "size", "qps", "wait", "mtu", "iters", "loss", "compare", "calibration"], help_heading = "What")]
     pub(crate) path: Vec<String>,
 

@@ -1,5 +1,5 @@
-//! What engines require of a file: the rules of the CDI specification 1.1.0, and absolute paths, which
-//! OCI runtimes require.
+//! What engines require of a file: the rules of the CDI specification 1.1.0, and absolute paths,
+//! which OCI runtimes require.
 
 use std::collections::BTreeSet;
 use std::path::Path;

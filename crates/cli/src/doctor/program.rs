@@ -38,7 +38,8 @@ fn read_files(since: SystemTime, value: impl Fn(&str) -> Option<OsString>, logs:
         if ["", "stdout", "stderr"].iter().any(|stream| path.as_os_str() == *stream) {
             continue;
         }
-        // `/dev/stderr` is another file in this process than in the program, whose output is read anyway.
+        // `/dev/stderr` is another file in this process than in the program, whose output is read
+        // anyway.
         if ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder)) {
             continue;
         }

@@ -109,8 +109,8 @@ fn direct_io(path: &Path) -> Read<Option<DirectIo>> {
     }
 }
 
-/// What statx tells of O_DIRECT: alignment of memory, and of offset and length; zeros where the file
-/// does not take it. None on kernels before 6.1, and for filesystems that do not tell.
+/// What statx tells of O_DIRECT: alignment of memory, and of offset and length; zeros where the
+/// file does not take it. None on kernels before 6.1, and for filesystems that do not tell.
 fn alignment(file: &File) -> Option<(u32, u32)> {
     const STATX_DIOALIGN: libc::c_uint = 0x2000;
     const EMPTY: &CStr = c"";

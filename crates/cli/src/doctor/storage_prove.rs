@@ -136,8 +136,8 @@ impl Buffer {
     }
 }
 
-/// Reads the file piece by piece, at most [`MAX_BYTES`] and until the deadline, and hands each piece
-/// on. The number of bytes, and the time.
+/// Reads the file piece by piece, at most [`MAX_BYTES`] and until the deadline, and hands each
+/// piece on. The number of bytes, and the time.
 fn pump(
     file: &File,
     len: u64,
@@ -198,7 +198,8 @@ fn gpus(facts: &Facts, path: &Path, len: u64, proofs: &mut StorageProofs, deadli
             .iter()
             .find(|fact| fact.address == gpu.pci_address())
             .map_or_else(|| gpu.to_string(), nobounce_topology::facts::Gpu::label);
-        // As the verdict has it, and as cuFile's compatibility mode reads: through pinned host memory.
+        // As the verdict has it, and as cuFile's compatibility mode reads: through pinned host
+        // memory.
         let staged = GpuOptions { window: false, ..GpuOptions::default() };
         for (how, options) in
             [(format!("into {label}"), GpuOptions::default()), (format!("into {label}, staged"), staged)]

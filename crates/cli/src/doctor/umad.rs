@@ -1,4 +1,5 @@
-//! Both ends of InfiniBand links, by management datagrams: requests that only read, in bounded time.
+//! Both ends of InfiniBand links, by management datagrams: requests that only read, in bounded
+//! time.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write};
@@ -82,8 +83,8 @@ impl Device {
             oui: [0; 3],
             rmpp_version: 0,
         };
-        // SAFETY: the structure is the kernel's, of the size that the request names, and lives during
-        // the call.
+        // SAFETY: the structure is the kernel's, of the size that the request names, and lives
+        // during the call.
         if unsafe { libc::ioctl(file.as_raw_fd(), REGISTER_AGENT, &raw mut agent) } < 0 {
             return Err(io::Error::last_os_error());
         }

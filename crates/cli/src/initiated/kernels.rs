@@ -64,8 +64,8 @@ impl Kernels {
     }
 
     fn run(&self, kernel: &Kernel, blocks: u32, arguments: &[u64]) -> anyhow::Result<()> {
-        // SAFETY: the arguments are those of the kernel; the world and the words outlive it, since it
-        // is waited for.
+        // SAFETY: the arguments are those of the kernel; the world and the words outlive it, since
+        // it is waited for.
         unsafe { kernel.launch(&self.queue, blocks, 32, arguments) }?;
         self.queue.wait("a kernel of the benchmark", LIMIT).context("the kernel does not end")
     }

@@ -6,8 +6,8 @@ use super::format::{Family, Kind, Sample};
 use super::node_sums::Sum;
 use crate::live::{Device, FAILURES, Moved, PATHS, State};
 
-/// The metrics of these devices; with those of node_exporter's InfiniBand collector too, where there
-/// are sums for them.
+/// The metrics of these devices; with those of node_exporter's InfiniBand collector too, where
+/// there are sums for them.
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
 pub(super) fn of(devices: &[Device], sums: Option<&BTreeMap<String, Sum>>) -> Vec<Family> {
     let gauge = |name, help, value: fn(&Device) -> f64| each(devices, name, help, Kind::Gauge, value);

@@ -161,7 +161,8 @@ impl Bench {
 
     /// One flow of each kind alone, and nb0 beside TCP.
     fn condition(&mut self, path: &PathConfig, most: f64) -> anyhow::Result<Condition> {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // positive, far below 2^63
+        // positive, far below 2^63
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let half = (most * 1e9 * 8.0 / 2.0) as u64;
         let path = PathConfig { rate: path.rate.or(Some(half.max(1000))), ..*path };
         let rate = float(path.rate.unwrap_or(0)) / 8e9;

@@ -128,8 +128,8 @@ impl Signals {
 
 fn kill_group(leader: u32) {
     if let Ok(id) = libc::pid_t::try_from(leader) {
-        // SAFETY: it takes numbers only. The leader is our child, so its number is not reused before
-        // it was waited for.
+        // SAFETY: it takes numbers only. The leader is our child, so its number is not reused
+        // before it was waited for.
         unsafe { libc::kill(-id, libc::SIGKILL) };
     }
 }

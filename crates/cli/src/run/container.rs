@@ -27,8 +27,8 @@ pub(crate) fn dropin() -> anyhow::Result<PathBuf> {
     Ok(dropin::find(Some(named.into()), Path::new(""))?)
 }
 
-/// The variables of a container with so many devices, where the libraries of `dropin` are mounted at
-/// `inside`.
+/// The variables of a container with so many devices, where the libraries of `dropin` are mounted
+/// at `inside`.
 pub(crate) fn variables(
     dropin: &Path,
     inside: &Path,

@@ -89,8 +89,8 @@ fn for_gpus(
         "32",
         "without BAR1 windows the copy engine moves all bytes; its copies must not queue behind NCCL's kernels",
     ));
-    // Kernels of NCCL's GIN poll words of its proxy. Where those lie in host memory, the polling takes
-    // most of the bus: puts of 8 MiB were 7 times slower on an H200.
+    // Kernels of NCCL's GIN poll words of its proxy. Where those lie in host memory, the polling
+    // takes most of the bus: puts of 8 MiB were 7 times slower on an H200.
     let words = (given.gpus > 0 && !is_copied).then_some((
         "NCCL_GDRCOPY_ENABLE",
         "1",

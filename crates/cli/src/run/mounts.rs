@@ -245,7 +245,8 @@ fn enter(uids: &str, gids: &str) -> io::Result<()> {
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
         // SAFETY: as above.
         check(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
-        write(c"/proc/self/setgroups", "deny")?; // without it an ordinary user may not map its group
+        // without it an ordinary user may not map its group
+        write(c"/proc/self/setgroups", "deny")?;
         write(c"/proc/self/uid_map", uids)?;
         write(c"/proc/self/gid_map", gids)?;
     }

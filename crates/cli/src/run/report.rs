@@ -3,7 +3,8 @@
 //! Each device has `PID-N.open` in the folder of the run while it is open, and writes `PID-N.json`
 //! when it closes. If its process died, `PID-N.live` has its counters until shortly before.
 //! `PID.refused` lists what our libraries refused, `PID.told` other errors, `PID.files` the bytes
-//! that cuFile moved, and `PID.verbs` the files whose code looked for verbs devices. docs/reference/json.md has the format.
+//! that cuFile moved, and `PID.verbs` the files whose code looked for verbs devices.
+//! docs/reference/json.md has the format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

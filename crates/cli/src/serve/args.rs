@@ -12,8 +12,8 @@ Examples:
 /// Serve files to peers, which have them written into their memory.
 ///
 /// Clients name ranges of files and places in registered host or GPU memory; the bytes are written
-/// there by RDMA WRITE. Paths do not lead out of the directory. With NOBOUNCE_KEY requests and bytes
-/// are sealed.
+/// there by RDMA WRITE. Paths do not lead out of the directory. With NOBOUNCE_KEY requests and
+/// bytes are sealed.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {

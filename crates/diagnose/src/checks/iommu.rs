@@ -81,8 +81,8 @@ pub(super) fn passthrough(facts: &Facts) -> &'static str {
     }
 }
 
-/// Adds words to the kernel command line behind those that are there, with the tools of both families
-/// of distributions. Earlier words about the IOMMU go: a later one would outweigh these.
+/// Adds words to the kernel command line behind those that are there, with the tools of both
+/// families of distributions. Earlier words about the IOMMU go: a later one would outweigh these.
 pub(super) fn boot_with(words: &str) -> [Fix; 2] {
     let grub = "sudo sed -Ei '/^GRUB_CMDLINE_LINUX/s/([ \"])((intel|amd)_)?iommu(\\.passthrough)?=[^ \"]*/\\1/g; s/^(GRUB_CMDLINE_LINUX=\"[^\"]*)/\\1 {words}/' /etc/default/grub && sudo update-grub && sudo reboot";
     let grubby = "sudo grubby --update-kernel=ALL --remove-args='iommu intel_iommu amd_iommu iommu.passthrough' --args='{words}' && sudo reboot";

@@ -62,7 +62,8 @@ fn uses_nccl(analysis: &Analysis<'_>) -> bool {
 
 /// Waiting times and retries that a short congestion exhausts.
 fn retries(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
-    // 4.096 us times two to the power of the timeout; 20 by default, 18 before 2.23 and 14 before 2.14.
+    // 4.096 us times two to the power of the timeout; 20 by default, 18 before 2.23 and 14 before
+    // 2.14.
     for (name, least, usual) in [("NCCL_IB_TIMEOUT", 12, 20), ("NCCL_IB_RETRY_CNT", 3, 7)] {
         let Some(variable) = variable(analysis, name) else { continue };
         if variable.value.trim().parse::<u32>().is_ok_and(|value| value < least) {

@@ -100,7 +100,8 @@ fn allocator(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// NVSHMEM takes adapters by the beginning of their names, which udev rules and administrators change.
+/// NVSHMEM takes adapters by the beginning of their names, which udev rules and administrators
+/// change.
 fn names(analysis: &Analysis<'_>, found: &mut Vec<Finding>) {
     let facts = analysis.facts;
     let uses = facts.variables().find(|variable| variable.name.starts_with("NVSHMEM_"));

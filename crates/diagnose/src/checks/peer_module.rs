@@ -1,4 +1,5 @@
-//! The peer-memory module that fits the machine: which one its driver ships, and where it is loaded.
+//! The peer-memory module that fits the machine: which one its driver ships, and where it is
+//! loaded.
 
 use crate::finding::{Finding, Fix, Severity};
 use nobounce_topology::analysis::{Analysis, Pair};

@@ -144,8 +144,8 @@ fn set(links: &[Link<'_>], found: &mut Vec<Finding>) {
     found.push(finding.root().slows().on(devices(&hit)));
 }
 
-/// The command that enables all widths of the end that leaves some out. Links train again only after
-/// a reset, which ports of switches take.
+/// The command that enables all widths of the end that leaves some out. Links train again only
+/// after a reset, which ports of switches take.
 fn enable(nic: &Nic, port: &Port) -> String {
     let tool = format!("sudo ibportstate -C {} -P {} -D", nic.name, port.number);
     let away = format!("0,{}", port.number);

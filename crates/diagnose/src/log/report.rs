@@ -20,8 +20,8 @@ pub struct LogReport {
     pub program: &'static str,
     /// Lines of that program's.
     pub lines: u64,
-    /// Connections by how they go: `direct`, `staged`, `sockets`, `local`; for libfabric, providers:
-    /// `selected`, `sockets`.
+    /// Connections by how they go: `direct`, `staged`, `sockets`, `local`; for libfabric,
+    /// providers: `selected`, `sockets`.
     pub totals: BTreeMap<&'static str, u64>,
     /// Connections over the network that are not direct, put together by host, GPU and adapter.
     pub not_direct: Vec<LogRow>,

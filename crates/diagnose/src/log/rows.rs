@@ -126,8 +126,8 @@ fn reasons_of_verdict(diagnosis: &Diagnosis, gpu: Option<&str>, adapter: Option<
     }
 }
 
-/// The protocols of UCX for GPU memory: each adds to the total of its kind, and what is not direct is
-/// a row.
+/// The protocols of UCX for GPU memory: each adds to the total of its kind, and what is not direct
+/// is a row.
 pub(super) fn ucx_rows(
     log: &UcxLog,
     totals: &mut BTreeMap<&'static str, u64>,

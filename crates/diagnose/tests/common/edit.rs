@@ -1,5 +1,5 @@
-//! Changes to facts by path: `*` means all, `name=mlx5_0` those with that field, `-` a new one at the
-//! end.
+//! Changes to facts by path: `*` means all, `name=mlx5_0` those with that field, `-` a new one at
+//! the end.
 
 use nobounce_topology::facts::Facts;
 use serde_json::Value;

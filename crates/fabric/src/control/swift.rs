@@ -2,8 +2,8 @@
 //! target delay, multiplicative decrease by the excess above it, a target that grows as windows
 //! shrink, and pacing for windows of less than a packet.
 //!
-//! Some things are this crate's own: a start by doubling until the first delay above the target, also
-//! after a pause; and, as an option, congestion notifications that count as a delay above it.
+//! Some things are this crate's own: a start by doubling until the first delay above the target,
+//! also after a pause; and, as an option, congestion notifications that count as a delay above it.
 
 use nobounce_protocol::congestion::{Ack, CongestionControl, Loss};
 use nobounce_protocol::timing::Nanos;

@@ -131,7 +131,8 @@ impl Drop for Victim {
     }
 }
 
-/// Kernels return within a second: those that wait for a signal, and those whose puts are under way.
+/// Kernels return within a second: those that wait for a signal, and those whose puts are under
+/// way.
 #[test]
 fn kernels_return_when_the_other_rank_is_killed() {
     if let Ok(addr) = std::env::var(VICTIM) {

@@ -173,8 +173,8 @@ impl Gpu {
         self.gpu_direct_rdma_with_vmm
     }
 
-    /// Whether its memory can be exported as a dma-buf (attribute 124). `None`: the driver does not know
-    /// the attribute, as before 515.
+    /// Whether its memory can be exported as a dma-buf (attribute 124). `None`: the driver does not
+    /// know the attribute, as before 515.
     #[must_use]
     pub fn dma_buf(&self) -> Option<bool> {
         self.dma_buf

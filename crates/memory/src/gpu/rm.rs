@@ -325,7 +325,8 @@ impl Drop for RmMapping {
 /// Maps `len` bytes of `fd` from `offset` on, shared, readable and writable, at `at`.
 ///
 /// # Safety
-/// The range `at..at + len` belongs to the caller and is unused. After an error it may belong to no one.
+/// The range `at..at + len` belongs to the caller and is unused. After an error it may belong to no
+/// one.
 pub(super) unsafe fn map_fd(fd: &OwnedFd, offset: i64, len: usize, at: *mut u8) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;

@@ -10,9 +10,9 @@ pub enum Shadowed {
     No,
     /// All. Nothing but atomics through this registration may change the memory.
     Words,
-    /// All, which are signals of NCCL's GPI backend: 64 bytes each, a word and its flags. An atomic sets
-    /// the flag that makes kernels ask for a reset ([`GpuWindow::reset`](super::GpuWindow::reset)).
-    /// Without it a kernel may store 0 itself.
+    /// All, which are signals of NCCL's GPI backend: 64 bytes each, a word and its flags. An atomic
+    /// sets the flag that makes kernels ask for a reset
+    /// ([`GpuWindow::reset`](super::GpuWindow::reset)). Without it a kernel may store 0 itself.
     Signals,
 }
 

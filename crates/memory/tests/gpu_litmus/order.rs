@@ -67,8 +67,8 @@ fn flag_write_comes_after_the_payload() {
     );
 }
 
-/// A kernel polls a signal that an atomic counts up after the payload, as GPU-initiated puts do. The
-/// atomic takes the old value from host memory: no load drives the payload out.
+/// A kernel polls a signal that an atomic counts up after the payload, as GPU-initiated puts do.
+/// The atomic takes the old value from host memory: no load drives the payload out.
 #[test]
 fn signal_comes_after_the_payload() {
     const SIGNAL: usize = 1 << 20;

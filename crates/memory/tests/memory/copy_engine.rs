@@ -279,7 +279,9 @@ fn a_calibration_is_made_once_and_says_what_it_found() {
         // milliseconds.
         assert!(calibration.took < Duration::from_millis(500), "{calibration}");
         if !calibration.is_whole {
-            return; // the machine was so busy that some sizes were left out: it is made again, and finds something else
+            // the machine was so busy that some sizes were left out: it is made again, and finds
+            // something else
+            return;
         }
         let (reads, live) = (cuda.calls(c"cuMemcpyDtoHAsync_v2"), cuda.live(c"reservations"));
         assert_eq!(Calibration::of(&gpu()).unwrap(), calibration);

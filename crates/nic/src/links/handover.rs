@@ -5,8 +5,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Bytes before the packets of a handover: magic 4, family and mark 1, slot 1, source port 2, first id 2,
-/// segment 2, address 16.
+/// Bytes before the packets of a handover: magic 4, family and mark 1, slot 1, source port 2, first
+/// id 2, segment 2, address 16.
 pub(super) const PREFIX: usize = 28;
 const MAGIC: [u8; 4] = *b"nbh2";
 /// Bit of the family: the packets have a congestion mark.

@@ -162,7 +162,8 @@ impl Record {
     /// Ends the capture with the current packet.
     fn stop(&mut self) {
         if let Some(mut writer) = self.writer.take() {
-            let _ = writer.flush(); // already logged, or visible in the file: nothing else can be done
+            // already logged, or visible in the file: nothing else can be done
+            let _ = writer.flush();
         }
     }
 }

@@ -211,8 +211,8 @@ impl WirePackets {
         self.commit(crc);
     }
 
-    /// Adds a packet of `len` bytes in place of another one: for its receiver, by its port, with its
-    /// IP options. `fill` writes all of it, or returns false: then it is not added.
+    /// Adds a packet of `len` bytes in place of another one: for its receiver, by its port, with
+    /// its IP options. `fill` writes all of it, or returns false: then it is not added.
     pub(super) fn put_closed(
         &mut self,
         like: &TxPacket,
@@ -264,8 +264,8 @@ impl WirePackets {
         self.caps.sealed && self.outside.is_empty()
     }
 
-    /// Seals a packet in place. `seal` gets it with the room around it; if it refuses, nothing of the
-    /// packet leaves.
+    /// Seals a packet in place. `seal` gets it with the room around it; if it refuses, nothing of
+    /// the packet leaves.
     pub(super) fn seal(&mut self, index: usize, seal: impl FnOnce(&mut [u8]) -> bool) -> bool {
         let Some(packet) = self.packets.get_mut(index) else { return false };
         let plain = packet.range();

@@ -55,9 +55,9 @@ impl ThreadClock {
 /// The time slice that threads of the data path ask for: the shortest the kernel takes.
 const SLICE_NS: u64 = 100_000;
 
-/// Requests short time slices for this thread, and exact sleeps. From Linux 6.12 on, a waking thread with a short slice preempts one
-/// with a longer slice, such as an application that spins on memory on the same CPU. Older kernels
-/// ignore the request.
+/// Requests short time slices for this thread, and exact sleeps. From Linux 6.12 on, a waking
+/// thread with a short slice preempts one with a longer slice, such as an application that spins on
+/// memory on the same CPU. Older kernels ignore the request.
 pub fn ask_for_short_slices() {
     let attr = SchedAttr {
         size: 48,

@@ -75,8 +75,8 @@ pub(crate) fn let_go(descriptors: &[RawFd]) {
     unsafe { libc::close(nothing) };
 }
 
-/// The descriptors of all [`NotInherited`] and [`ParentOnly`], behind a lock that fork takes too: the child sees a
-/// consistent list.
+/// The descriptors of all [`NotInherited`] and [`ParentOnly`], behind a lock that fork takes too:
+/// the child sees a consistent list.
 struct DescriptorList {
     held: AtomicBool,
     descriptors: UnsafeCell<Vec<RawFd>>,

@@ -13,9 +13,9 @@ pub(crate) const MAX_QPS: usize = (1 << 16) - 1;
 /// Regions of one device.
 pub(crate) const MAX_REGIONS: usize = 1 << 20;
 
-/// READs and atomics that a queue pair answers at a time, also where its attributes say less. Another
-/// device of this kind makes use of it: programs that connect with `max_rd_atomic` 1 (NCCL) would
-/// otherwise wait a round trip for each atomic.
+/// READs and atomics that a queue pair answers at a time, also where its attributes say less.
+/// Another device of this kind makes use of it: programs that connect with `max_rd_atomic` 1 (NCCL)
+/// would otherwise wait a round trip for each atomic.
 pub(crate) const RESPONDER_RESOURCES: u8 = 64;
 
 /// Upper limits of a device; requests beyond them fail.

@@ -103,7 +103,8 @@ impl<T> Notices<T> {
         self.with(|queue| !queue.notices.is_empty()).unwrap_or(false)
     }
 
-    /// From now on each notice raises `watcher`, too. False, and it does not, if there is one already.
+    /// From now on each notice raises `watcher`, too. False, and it does not, if there is one
+    /// already.
     pub(crate) fn watch(&self, watcher: &Arc<EventFd>) -> bool {
         let begins = |queue: &mut Queue<T>| {
             let is_empty = queue.notices.is_empty();

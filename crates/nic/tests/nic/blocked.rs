@@ -218,7 +218,8 @@ fn threads_that_share_a_channel_lose_no_event() {
                 a.0.succeed(1);
                 until("the completion", || taken.load(Ordering::SeqCst) > round);
                 if round % 16 == 0 {
-                    std::thread::sleep(Duration::from_millis(3)); // so that the engine thread sleeps, too
+                    // so that the engine thread sleeps, too
+                    std::thread::sleep(Duration::from_millis(3));
                 }
             }
             // One more for each thread, which may wait still.

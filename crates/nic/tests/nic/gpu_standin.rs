@@ -190,8 +190,8 @@ fn atomics_on_gpu_memory_happen_once_and_return_the_value_before() {
     }
 }
 
-/// A put with its signal: the atomic behind the message does not make it one of a stream, for which the
-/// copy engine is better.
+/// A put with its signal: the atomic behind the message does not make it one of a stream, for which
+/// the copy engine is better.
 #[test]
 fn a_message_with_an_atomic_behind_it_is_loaded() {
     const SIZE: usize = 2000;

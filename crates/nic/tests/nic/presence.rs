@@ -135,8 +135,8 @@ fn a_peer_is_asked_what_it_can_do() {
     assert!(seen.iter().all(|presence| presence.capabilities & Capabilities::SELECTIVE != 0));
 }
 
-/// Programs connect with a depth of 1 (NCCL does). Both ends know that the other one takes more: by its
-/// ring, or by its answer to a keep-alive.
+/// Programs connect with a depth of 1 (NCCL does). Both ends know that the other one takes more: by
+/// its ring, or by its answer to a keep-alive.
 #[test]
 fn atomics_to_a_device_of_this_kind_do_not_wait_for_each_other() {
     const COUNT: u64 = 8;

@@ -70,8 +70,8 @@ fn one_that_goes_back_is_met_with_the_standards_packets() {
     }
 }
 
-/// A receiver of marked packets, such as a hardware adapter, asks this device to slow down. A packet
-/// from another address does not.
+/// A receiver of marked packets, such as a hardware adapter, asks this device to slow down. A
+/// packet from another address does not.
 #[test]
 fn congestion_notifications_of_the_peer_are_obeyed() {
     let config = |addr| unguarded_udp(addr);
@@ -91,8 +91,9 @@ fn congestion_notifications_of_the_peer_are_obeyed() {
     assert_eq!(a.counter("rp_cnp_handled"), 1);
 }
 
-/// What arrives with a congestion mark is answered with notifications, at most one in 50 us, and the
-/// sender slows down. Where every packet is marked, windows shrink below a packet, and all arrives.
+/// What arrives with a congestion mark is answered with notifications, at most one in 50 us, and
+/// the sender slows down. Where every packet is marked, windows shrink below a packet, and all
+/// arrives.
 #[test]
 fn marks_are_answered_with_notifications() {
     for (addrs, mark) in

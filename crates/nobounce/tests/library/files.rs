@@ -29,8 +29,8 @@ impl Temporary {
         File::open(&self.0).unwrap()
     }
 
-    /// Takes its pages out of the page cache. False where the file system has no `O_DIRECT`, or keeps
-    /// pages.
+    /// Takes its pages out of the page cache. False where the file system has no `O_DIRECT`, or
+    /// keeps pages.
     fn cool(&self) -> bool {
         let file = self.open();
         file.sync().unwrap();
@@ -99,7 +99,8 @@ fn what_is_refused_reads_nothing() {
     assert!(matches!(File::open("/nowhere/file"), Err(FileError::Open { .. })));
 }
 
-/// Every path, and ranges that no alignment fits. Bringing a file to a busy disk stalls other tests.
+/// Every path, and ranges that no alignment fits. Bringing a file to a busy disk stalls other
+/// tests.
 #[test]
 fn alone_gpu_memory() {
     let cuda = StandIn::load();

@@ -60,7 +60,9 @@ fn in_the_mood(test: &str, more: &[(&str, &str)]) -> bool {
         return true;
     }
     if !is_hardware() {
-        return false; // the software NIC has no port that goes, and `make test-hardware` runs all of this on the drop-in
+        // the software NIC has no port that goes, and `make test-hardware` runs all of this on the
+        // drop-in
+        return false;
     }
     let real = env::var_os("NOBOUNCE_VERBS").filter(|_| is_dropin());
     let Some(real) = real else {

@@ -1,16 +1,16 @@
 //! A window by losses and congestion marks: the default of a queue pair.
 //!
 //! It grows by slow start and then by one packet per round trip, and shrinks at most once per round
-//! trip when packets are lost, as TCP's does: flows that share a bottleneck converge to equal shares.
-//! With selective retransmission, a loss is a sign of congestion only where round trips are long and
-//! more than one packet in 16 is lost: a path that damages packets loses fewer, and a queue that
-//! overflows loses more as the window grows.
+//! trip when packets are lost, as TCP's does: flows that share a bottleneck converge to equal
+//! shares. With selective retransmission, a loss is a sign of congestion only where round trips are
+//! long and more than one packet in 16 is lost: a path that damages packets loses fewer, and a
+//! queue that overflows loses more as the window grows.
 //!
 //! A congestion notification takes 15 % of the window, at least a packet and at most half of it.
 //! While they come, the window grows more slowly the smaller it is: one packet per round trip of
-//! each of 64 senders would fill a queue between two notifications, which come 50 us apart. It falls
-//! below one packet, as many senders of one receiver need: packets then leave further apart than a
-//! round trip, as with Swift (Kumar et al., SIGCOMM 2020).
+//! each of 64 senders would fill a queue between two notifications, which come 50 us apart. It
+//! falls below one packet, as many senders of one receiver need: packets then leave further apart
+//! than a round trip, as with Swift (Kumar et al., SIGCOMM 2020).
 //!
 //! No delay is a sign of congestion by itself: a sender does not know the round trip of an empty
 //! path, and who began while a queue stood would take the shares of others.

@@ -47,14 +47,15 @@ pub trait CongestionControl: Debug + Send {
     /// The path is congested: a congestion notification, or a marked response, arrived.
     fn on_mark(&mut self, now: Nanos);
 
-    /// Packets were lost. Returns whether the sender slows down: it is then told of no other loss of
-    /// the same window.
+    /// Packets were lost. Returns whether the sender slows down: it is then told of no other loss
+    /// of the same window.
     fn on_loss(&mut self, now: Nanos, loss: Loss) -> bool;
 
     /// The peer is silent: a transport timeout, or several probes without an answer.
     fn on_silence(&mut self, _now: Nanos) {}
 
-    /// The peer was only slow: what was taken for lost has arrived, or nothing was lost in a silence.
+    /// The peer was only slow: what was taken for lost has arrived, or nothing was lost in a
+    /// silence.
     fn on_spurious(&mut self) {}
 
     /// Packets leave again after a pause of a round trip or more with nothing in flight.

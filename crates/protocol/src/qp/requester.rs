@@ -9,8 +9,9 @@
 //!          oldest       next to       one past    one past the last
 //!          unanswered   send          ever sent   started
 //! ```
-//! `una` always lies in the front request. With go-back-N, a rewind moves `next` back to `una`; with
-//! selective retransmission `next` is `sent_top`, and a [`Scoreboard`] tells what is in flight.
+//! `una` always lies in the front request. With go-back-N, a rewind moves `next` back to `una`;
+//! with selective retransmission `next` is `sent_top`, and a [`Scoreboard`] tells what is in
+//! flight.
 
 mod go_back_n;
 mod selective;
@@ -588,8 +589,8 @@ impl Requester {
         (self.control.window() / u64::from(params.mtu)).clamp(1, MAX_OUTSTANDING)
     }
 
-    /// Packets of a long message between two ACK requests: a small window asks several times, so that
-    /// it does not leave in one burst.
+    /// Packets of a long message between two ACK requests: a small window asks several times, so
+    /// that it does not leave in one burst.
     const fn ack_every(&self, window: u64) -> u64 {
         let quarter = window / 4;
         if self.asks_rarely || quarter > ACK_EVERY {

@@ -74,8 +74,8 @@ pub(super) struct Scoreboard {
     raised: u64,
     /// The PSN sent last.
     last: u64,
-    /// The peer has accepted SENDs and WRITEs before this PSN. Those behind it that have arrived wait
-    /// for their turn, and may still be refused.
+    /// The peer has accepted SENDs and WRITEs before this PSN. Those behind it that have arrived
+    /// wait for their turn, and may still be refused.
     accepted: u64,
     news: News,
 }

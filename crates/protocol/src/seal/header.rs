@@ -32,8 +32,8 @@ pub enum Kind {
     Reply,
     /// The session of a packet is unknown.
     Stale,
-    /// As [`Session`](Self::Session): an acknowledgement. Links deliver it before requests that came
-    /// with it.
+    /// As [`Session`](Self::Session): an acknowledgement. Links deliver it before requests that
+    /// came with it.
     Acknowledge,
 }
 

@@ -1,15 +1,15 @@
 //! Packets between two nobounce devices that share a secret: authenticated, and encrypted unless
 //! only authentication is wanted.
 //!
-//! A sealed packet is a header ([`SealedHeader`]), a whole RoCE packet and a tag of AES-256-GCM. The
-//! receiver chooses the key of a session, as with PSP: the sender asks it once ([`Seal::route`]),
-//! with a nonce, and the answer has a nonce of the receiver. Both nonces, the addresses and the
-//! secret give the key, so that a device that is opened anew neither repeats a key nor takes what
-//! was recorded before. docs/reference/keys.md has the format.
+//! A sealed packet is a header ([`SealedHeader`]), a whole RoCE packet and a tag of AES-256-GCM.
+//! The receiver chooses the key of a session, as with PSP: the sender asks it once
+//! ([`Seal::route`]), with a nonce, and the answer has a nonce of the receiver. Both nonces, the
+//! addresses and the secret give the key, so that a device that is opened anew neither repeats a
+//! key nor takes what was recorded before. docs/reference/keys.md has the format.
 //!
-//! [`Seal`] is one end. It does no IO: [`Seal::handle_packet`] and [`Seal::handle_timeout`] take what
-//! the world does, [`Seal::poll_message`], [`Seal::poll_outcome`] and [`Seal::poll_timeout`] give what
-//! follows.
+//! [`Seal`] is one end. It does no IO: [`Seal::handle_packet`] and [`Seal::handle_timeout`] take
+//! what the world does, [`Seal::poll_message`], [`Seal::poll_outcome`] and [`Seal::poll_timeout`]
+//! give what follows.
 
 mod endpoint;
 pub mod fuzzing;

@@ -19,7 +19,8 @@ const MAX_UNUSED: usize = 4;
 const IDLE: Nanos = 60 * SECOND;
 /// Flows of datagrams at a time.
 const MAX_DATAGRAM_FLOWS: usize = 4096;
-/// Seconds by which the clocks of two devices may differ, and for which a recorded datagram is good.
+/// Seconds by which the clocks of two devices may differ, and for which a recorded datagram is
+/// good.
 const CLOCK_TOLERANCE: u64 = 300;
 
 /// A packet that was sealed.

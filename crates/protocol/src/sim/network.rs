@@ -93,7 +93,8 @@ pub(crate) struct Flying {
 
 impl Ord for Flying {
     fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.order).cmp(&(self.at, self.order)) // the heap gives the largest: the earliest
+        // the heap gives the largest: the earliest
+        (other.at, other.order).cmp(&(self.at, self.order))
     }
 }
 

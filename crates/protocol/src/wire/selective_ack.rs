@@ -2,8 +2,9 @@
 //!
 //! The packet uses an opcode of the manufacturer-specific range of the standard, and is sent only
 //! to a device that announced [`SELECTIVE`](super::Capabilities::SELECTIVE). Its first 12 bytes are
-//! those of a BTH, whose PSN is the first one that has not arrived. A bitmap of whole words follows:
-//! its bit `n`, counted from the lowest bit of the first word, stands for the `n`th PSN after that.
+//! those of a BTH, whose PSN is the first one that has not arrived. A bitmap of whole words
+//! follows: its bit `n`, counted from the lowest bit of the first word, stands for the `n`th PSN
+//! after that.
 
 use super::{DEFAULT_PKEY, ICRC_LEN, Psn, Qpn};
 

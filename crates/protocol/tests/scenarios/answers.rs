@@ -137,7 +137,8 @@ fn old_reads_that_come_again_do_not_crowd_out_new_ones() {
         answers(&mut sim, true);
     }
     for psn in [0, 1, 2, 3, 4, 5] {
-        ask(&mut sim, Opcode::ReadRequest, psn, 1); // four old ones, of which two are kept, and two new ones
+        // four old ones, of which two are kept, and two new ones
+        ask(&mut sim, Opcode::ReadRequest, psn, 1);
     }
     assert_eq!(sim.ends[B].qp.state(), QpState::Rts);
     let psns: Vec<u32> = answers(&mut sim, true).into_iter().map(|(_, psn)| psn).collect();
@@ -149,7 +150,8 @@ fn what_is_left_behind_a_repeated_piece_of_a_read_is_answered_before_anything_la
     let mut sim = small();
     ask(&mut sim, Opcode::ReadRequest, 0, 1000);
     ask(&mut sim, Opcode::WriteOnly, 4, 10);
-    ask(&mut sim, Opcode::ReadRequest, 2, 256); // has overtaken the next one, and is answered in its turn
+    // has overtaken the next one, and is answered in its turn
+    ask(&mut sim, Opcode::ReadRequest, 2, 256);
     ask(&mut sim, Opcode::ReadRequest, 0, 512);
     let want = [
         (Opcode::ReadResponseFirst, 0),
@@ -230,7 +232,8 @@ fn a_receiver_that_is_not_ready_is_not_mistaken_for_loss_when_packets_are_overta
     // Three packets come in reverse: each time the peer reports a gap, and then that it is not
     // ready. Only the first would use up retries.
     let mut sim = pair(&Setup { min_rnr_timer: 2, ..Setup::default() });
-    write(&mut sim, 10); // the round trip is known, so that a second report is not taken for an echo of the first
+    // the round trip is known, so that a second report is not taken for an echo of the first
+    write(&mut sim, 10);
     sim.drive();
     sim.pipes[0].script(|_, header| match header.psn.get() {
         1 => Fate::Delay(MICROSECOND),

@@ -94,8 +94,8 @@ fn never_more_reads_on_the_wire_than_agreed() {
     }
 }
 
-/// The limit of the attributes is a promise of the peer. A peer that is known to keep more is not held
-/// to it, also when requests and responses are lost.
+/// The limit of the attributes is a promise of the peer. A peer that is known to keep more is not
+/// held to it, also when requests and responses are lost.
 #[test]
 fn as_many_atomics_on_the_wire_as_the_peer_is_known_to_answer() {
     let setup = Setup { max_rd_atomic: 1, max_dest_rd_atomic: 1, resources: 16, ..small() };

@@ -206,9 +206,8 @@ fn asks(rarely: bool, window: u64, answers: &[u32]) -> Vec<u32> {
 
 #[test]
 fn where_answers_are_dear_none_is_asked_for_beside_one_that_is_on_its_way() {
-    // Every 16th asks (a quarter of the window; every 30th, where answers are dear), and the last one
-    // that the path has room for, which the next answer
-    // frees anew.
+    // Every 16th asks (a quarter of the window; every 30th, where answers are dear), and the last
+    // one that the path has room for, which the next answer frees anew.
     assert_eq!(asks(false, 40, &[13, 31]), [15, 31, 39, 49, 53, 55, 71]);
     assert_eq!(asks(true, 40, &[13]), [13, 43]);
     assert_eq!(asks(true, 40, &[13, 43]), [13, 43, 73]);

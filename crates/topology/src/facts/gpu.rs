@@ -54,7 +54,8 @@ pub struct Gpu {
     /// CUDA attribute 110: VMM memory, too.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub gpudirect_rdma_vmm: Read<bool>,
-    /// CUDA attribute 124: its memory can be exported as a dma-buf. Drivers before 515 do not know it.
+    /// CUDA attribute 124: its memory can be exported as a dma-buf. Drivers before 515 do not know
+    /// it.
     #[serde(default, skip_serializing_if = "Read::is_not_recorded")]
     pub dma_buf: Read<bool>,
     /// Whether it is divided (MIG).

@@ -13,7 +13,8 @@ pub struct IpSettings {
     pub arp_announce: u32,
     /// ARP requests are answered only where the route back leaves by this interface.
     pub arp_filter: bool,
-    /// 1: packets are dropped unless the route back leaves by this interface; 2: by any; 0: no test.
+    /// 1: packets are dropped unless the route back leaves by this interface; 2: by any; 0: no
+    /// test.
     pub rp_filter: u32,
 }
 

@@ -8,8 +8,8 @@ fn natural(name: &str) -> (&str, usize, &str) {
 }
 
 impl Facts {
-    /// The same facts with devices by address or name. Lists whose order has a meaning (the kernel's
-    /// log, the block devices of a path) stay as they are.
+    /// The same facts with devices by address or name. Lists whose order has a meaning (the
+    /// kernel's log, the block devices of a path) stay as they are.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.pci.sort_by(|a, b| a.address.cmp(&b.address));

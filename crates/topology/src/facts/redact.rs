@@ -239,7 +239,8 @@ fn without_addresses(word: &str) -> String {
         part.parse::<std::net::IpAddr>().is_ok() || part.parse::<std::net::SocketAddrV4>().is_ok()
     };
     let mut parts: Vec<String> = Vec::new();
-    // Words like `std::fs` have parts that could be addresses: those have other letters beside them.
+    // Words like `std::fs` have parts that could be addresses: those have other letters beside
+    // them.
     for piece in word.split_inclusive(|c: char| !is_part(c) && !c.is_alphanumeric()) {
         let run = piece.trim_end_matches(|c: char| !is_part(c));
         let bare = if is_address(run) { run } else { run.trim_end_matches(['.', ':']) };

@@ -1,4 +1,5 @@
-//! A path, and what a read from it into GPU memory depends on: filesystem, drive, nvidia-fs, cuFile.
+//! A path, and what a read from it into GPU memory depends on: filesystem, drive, nvidia-fs,
+//! cuFile.
 
 use std::collections::BTreeMap;
 

@@ -133,13 +133,15 @@ mod tests {
         bytes[0x41] = 0x60;
         bytes[0x60] = PCIE;
         bytes[0x64..0x68].copy_from_slice(&0x2_u32.to_le_bytes()); // can 512
-        bytes[0x68..0x6a].copy_from_slice(&(0x5000_u16 | 0x20 | 0x10).to_le_bytes()); // 4096 read, 256 payload, relaxed
+        // 4096 read, 256 payload, relaxed
+        bytes[0x68..0x6a].copy_from_slice(&(0x5000_u16 | 0x20 | 0x10).to_le_bytes());
         bytes[0x100..0x104].copy_from_slice(&(0x148_u32 << 20 | 1 << 16 | u32::from(ACS)).to_le_bytes());
         bytes[0x106] = 0x1d;
         bytes[0x148..0x14c].copy_from_slice(&(0x160_u32 << 20 | 1 << 16 | u32::from(ATS)).to_le_bytes());
         bytes[0x14f] = 0x80;
         bytes[0x160..0x164].copy_from_slice(&(1_u32 << 16 | u32::from(RESIZABLE_BAR)).to_le_bytes());
-        bytes[0x164..0x168].copy_from_slice(&(1_u32 << (4 + 8) | 1 << (4 + 14)).to_le_bytes()); // 256 MiB, 16 GiB
+        // 256 MiB, 16 GiB
+        bytes[0x164..0x168].copy_from_slice(&(1_u32 << (4 + 8) | 1 << (4 + 14)).to_le_bytes());
         bytes[0x168..0x16c].copy_from_slice(&(1_u32 << 5).to_le_bytes());
         bytes
     }

@@ -147,8 +147,8 @@ pub(super) fn nccl(root: &Root, surroundings: &Surroundings) -> Read<Option<Libr
     }
 }
 
-/// Versions of NCCL in a folder of libraries, by the names of files or of their wheel. Empty: one whose
-/// version is not known.
+/// Versions of NCCL in a folder of libraries, by the names of files or of their wheel. Empty: one
+/// whose version is not known.
 pub fn nccl_versions_in(root: &Root, folder: &str) -> Vec<String> {
     let names = root.names(folder).unwrap_or_default();
     let numbers: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("libnccl.so.")).collect();

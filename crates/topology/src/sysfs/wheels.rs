@@ -64,7 +64,8 @@ pub(super) fn wheels(root: &Root, folders: &[String]) -> Read<Vec<Wheel>> {
         let names = root.names(folder).unwrap_or_default();
         let infos: Vec<&String> = names.iter().filter(|name| name.ends_with(".dist-info")).collect();
         for name in names.iter().filter(|name| !name.ends_with("-info")).take(MAX_FOLDERS) {
-            // `nixl_cu12.libs` of auditwheel, `.nixl_cu12.mesonpy.libs` of meson-python, `libucx/lib`.
+            // `nixl_cu12.libs` of auditwheel, `.nixl_cu12.mesonpy.libs` of meson-python,
+            // `libucx/lib`.
             let package = name.trim_start_matches('.').trim_end_matches(".libs").trim_end_matches(".mesonpy");
             let place = match name.ends_with(".libs") {
                 true => format!("{folder}/{name}"),

@@ -16,7 +16,8 @@ const MAX_READS: usize = 4;
 impl Link {
     pub(super) fn receive(&mut self, now: Instant) -> Result<bool, Gone> {
         let (mut has_heard, mut end) = (false, None);
-        // Frames of the handshake's last read come first. A peer that never stops gets its turn again.
+        // Frames of the handshake's last read come first. A peer that never stops gets its turn
+        // again.
         for _ in 0..MAX_READS {
             while let Some(frame) = self.wire.next_frame().map_err(|error| gone(&error.into()))? {
                 has_heard = true;

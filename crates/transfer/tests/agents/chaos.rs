@@ -1,5 +1,5 @@
-//! Writers that are killed, stopped and started anew, over a bad network: every tag ends once, never
-//! before its bytes, and nothing is left behind.
+//! Writers that are killed, stopped and started anew, over a bad network: every tag ends once,
+//! never before its bytes, and nothing is left behind.
 //!
 //! `TRANSFER_CHAOS=1000` runs as many transfers.
 
@@ -126,7 +126,8 @@ fn check(agent: &Agent, areas: &View, peers: &mut HashMap<(String, u64), Peer>, 
     *heard.complete.entry(tag).or_default() += 1;
     let slot: usize = note.peer.strip_prefix("writer ").unwrap().parse().unwrap();
     let mut found = vec![0; usize::try_from(AREA).unwrap()];
-    // A writer that died after its last tag leaves its area to the next one, which may write already.
+    // A writer that died after its last tag leaves its area to the next one, which may write
+    // already.
     let area = usize::try_from(AREA).unwrap();
     areas.region().read_at(slot * area, &mut found).unwrap();
     if let Some(peer) = peers.get(&(note.peer.clone(), note.generation))
@@ -221,7 +222,8 @@ fn every_tag_ends_once_under_kills_stops_and_loss() {
         heard.complete.len(),
         heard.failed.len()
     );
-    // A writer that is killed between the end of its transfer and the frame leaves one that is aborted.
+    // A writer that is killed between the end of its transfer and the frame leaves one that is
+    // aborted.
     assert!(unheard <= heard.failed.len(), "{unheard} tags were lost");
     peers.clear();
     let (descriptors_then, resident_then) = at_start.unwrap();

@@ -1,4 +1,5 @@
-//! The module nvidia-fs: is it loaded, may this process use it, and did the storage driver register?
+//! The module nvidia-fs: is it loaded, may this process use it, and did the storage driver
+//! register?
 
 use super::{Step, filesystem, step};
 use crate::checks::list;

@@ -120,8 +120,9 @@ impl Mapping {
         map(self.at(piece.start)).inspect_err(|_| self.retake(piece))
     }
 
-    /// A mapping with `MAP_FIXED` failed. The kernel may have removed the reservation first, and another
-    /// thread may have mapped something into the gap: takes the addresses back, or gives them up.
+    /// A mapping with `MAP_FIXED` failed. The kernel may have removed the reservation first, and
+    /// another thread may have mapped something into the gap: takes the addresses back, or gives
+    /// them up.
     fn retake(&mut self, piece: Extent) {
         let (at, len) = (self.at(piece.start), usize::try_from(piece.len()).unwrap_or(0));
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;

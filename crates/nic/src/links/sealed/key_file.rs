@@ -14,7 +14,8 @@ use nobounce_protocol::seal::{KeyError, KeyRing};
 /// More than any file of two secrets has.
 const MAX_LEN: u64 = 4096;
 
-/// What changes with a file: its number, and the time of its last change in seconds and nanoseconds.
+/// What changes with a file: its number, and the time of its last change in seconds and
+/// nanoseconds.
 pub type FileVersion = (u64, i64, i64);
 
 /// Where secrets are.

@@ -31,7 +31,8 @@ impl PortGuard {
             Err(_) => (Socket::new(addr)?, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         };
         socket.drop_all().map_err(os("setsockopt(SO_ATTACH_FILTER)"))?;
-        let _ = socket.set(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0); // spares copies, which it would drop
+        // spares copies, which it would drop
+        let _ = socket.set(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0);
         let bound = socket.bind(&SockAddr::new(any, ROCE_PORT, 0));
         // The kernel may overlook older sockets of other addresses, and no newer ones can follow.
         OpenError::if_held_elsewhere(addr)?;

@@ -241,8 +241,8 @@ mod tests {
         }
     }
 
-    /// Single packets of a stream come many per call, with and without merging by the kernel; a small
-    /// one is taken by the cheapest call.
+    /// Single packets of a stream come many per call, with and without merging by the kernel; a
+    /// small one is taken by the cheapest call.
     #[test]
     fn unmerged_packets_of_a_stream_take_few_calls() {
         let addr: IpAddr = "127.77.1.2".parse().unwrap();

@@ -63,7 +63,8 @@ impl Senders {
 
 fn open(config: &UdpConfig, port: u16) -> io::Result<Socket> {
     let socket = Socket::new(config.addr).map_err(io::Error::other)?;
-    let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 0); // the kernel's minimum: it receives nothing
+    // the kernel's minimum: it receives nothing
+    let _ = socket.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 0);
     let _ = socket.set(libc::SOL_SOCKET, libc::SO_SNDBUF, SOCKET_BUFFER);
     socket.bind(&SockAddr::new(config.addr, port, config.scope))?;
     Ok(socket)

@@ -95,7 +95,8 @@ fn needs_scope(addr: Ipv6Addr) -> bool {
     addr.is_unicast_link_local() || addr.is_multicast() && addr.segments()[0] & 0xf <= LINK
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // address families are small positive constants
+// address families are small positive constants
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 const fn family(af: i32) -> libc::sa_family_t {
     af as libc::sa_family_t
 }

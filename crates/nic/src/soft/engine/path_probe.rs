@@ -219,8 +219,8 @@ impl Core {
         self.advance_path_probes(now);
     }
 
-    /// The peer of a queue pair did not answer in time: if its path was not probed, finds out whether
-    /// it carries long packets, so that the log tells why the queue pair fails.
+    /// The peer of a queue pair did not answer in time: if its path was not probed, finds out
+    /// whether it carries long packets, so that the log tells why the queue pair fails.
     #[cold]
     pub(crate) fn suspect_path(&mut self, now: Nanos, index: u32) {
         let peer = self.qps.get(index as usize).and_then(Option::as_deref).map(QueuePair::peer);

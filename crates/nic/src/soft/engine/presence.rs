@@ -4,9 +4,9 @@
 //! connects, and again with growing delays until it answers. A peer that never answers is another
 //! RoCE device, and is left alone.
 //!
-//! Keep-alives: a NIC learns of a dead peer only by sending. A queue pair that waits for its peer, with nothing
-//! in flight, would never learn of it. With keep-alives each peer gets a request in every interval,
-//! and one that answered before and is silent for [`LOST_AFTER`] intervals is dead:
+//! Keep-alives: a NIC learns of a dead peer only by sending. A queue pair that waits for its peer,
+//! with nothing in flight, would never learn of it. With keep-alives each peer gets a request in
+//! every interval, and one that answered before and is silent for [`LOST_AFTER`] intervals is dead:
 //! its queue pairs end in error, as after exhausted retries. Every queue pair keeps the generation
 //! of its peer's first answer. Where a later answer has another one, the peer was started
 //! anew, and its end of that queue pair did not survive.

@@ -116,7 +116,8 @@ impl Report {
         tracing::debug!("no last counters in {}: {error}", self.marker.display());
         // The process may live on: a marker with its lock would say that the device is open.
         for kind in ["live", "open"] {
-            let _ = fs::remove_file(self.marker.with_extension(kind)); // pruned with the process otherwise
+            // pruned with the process otherwise
+            let _ = fs::remove_file(self.marker.with_extension(kind));
         }
     }
 

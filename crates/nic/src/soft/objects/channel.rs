@@ -67,10 +67,10 @@ impl Channel {
         self.take()
     }
 
-    /// For a thread that is about to block in a read of [`Blocked::fd`]. If callers drive the device,
-    /// this one does so first, for the time of a spin. If no event comes, it becomes the one that a
-    /// packet wakes: the engine thread need not hand it over. Drop the result after the read, then
-    /// [`claim`](Self::claim) or [`next`](Self::next), as [`Blocked::is_watching`] says.
+    /// For a thread that is about to block in a read of [`Blocked::fd`]. If callers drive the
+    /// device, this one does so first, for the time of a spin. If no event comes, it becomes the
+    /// one that a packet wakes: the engine thread need not hand it over. Drop the result after the
+    /// read, then [`claim`](Self::claim) or [`next`](Self::next), as [`Blocked::is_watching`] says.
     pub fn block(&self) -> Blocked {
         let events = &self.events.0;
         let engines = self.readers.engines.upgrade().filter(|engines| engines.is_driven_by_callers());
@@ -92,8 +92,8 @@ impl Channel {
         self.readers.do_block.store(false, Ordering::Relaxed);
     }
 
-    /// A completion queue was armed: whether its reader is going to block in [`block`](Self::block),
-    /// and so watches the links itself.
+    /// A completion queue was armed: whether its reader is going to block in
+    /// [`block`](Self::block), and so watches the links itself.
     pub(crate) fn will_block(&self) -> bool {
         self.readers.do_block.load(Ordering::Relaxed)
     }
@@ -119,8 +119,8 @@ impl Blocked {
         self.fd
     }
 
-    /// Whether that is not the counter: take events with [`Channel::next`] after the read, and block
-    /// again if there is none.
+    /// Whether that is not the counter: take events with [`Channel::next`] after the read, and
+    /// block again if there is none.
     pub fn is_watching(&self) -> bool {
         matches!(self.state, Some((Watching::Links { .. }, ..)))
     }
@@ -130,7 +130,8 @@ impl Drop for Blocked {
     fn drop(&mut self) {
         let Some((watching, channel, engines)) = self.state.take() else { return };
         if engines.first().is_forked() {
-            std::mem::forget((watching, channel, engines)); // a signal handler forked: all of it is the parent's
+            // a signal handler forked: all of it is the parent's
+            std::mem::forget((watching, channel, engines));
             return;
         }
         engines.end_watch(&watching, &channel.events.0);

@@ -144,7 +144,8 @@ impl Cq {
         self.poll_driving(max, each, true)
     }
 
-    /// As [`poll`](Self::poll), for a thread that has more to watch than this queue: it never sleeps.
+    /// As [`poll`](Self::poll), for a thread that has more to watch than this queue: it never
+    /// sleeps.
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
@@ -202,8 +203,8 @@ impl Cq {
 }
 
 impl Cq {
-    /// Takes back [`request_notify`](Self::request_notify): the caller polls again. Completions since
-    /// may have raised an event.
+    /// Takes back [`request_notify`](Self::request_notify): the caller polls again. Completions
+    /// since may have raised an event.
     pub fn cancel_notify(&self) {
         if !self.shared.is_forked() {
             self.inner.disarm();

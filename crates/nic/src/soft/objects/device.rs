@@ -168,8 +168,8 @@ impl Device {
         self.max_mtu
     }
 
-    /// The largest path MTU that the interface and the route to `remote` take, as far as this machine
-    /// knows. A path may take less; see [`Qp::probe_path`](super::qp::Qp::probe_path).
+    /// The largest path MTU that the interface and the route to `remote` take, as far as this
+    /// machine knows. A path may take less; see [`Qp::probe_path`](super::qp::Qp::probe_path).
     pub fn max_mtu_to(&self, remote: IpAddr) -> Mtu {
         let added = if self.sealed.is_some() { OVERHEAD } else { 0 };
         let route = route_path_mtu(self.local, remote, added).and_then(Mtu::at_most);

@@ -258,8 +258,8 @@ impl Qp {
         self.with(|entry| *entry.qp.counters()).unwrap_or_default()
     }
 
-    /// Probes whether packets of its path MTU reach the peer. The result follows within about half a
-    /// second, while the device is driven; see [`path_mtu`](Self::path_mtu).
+    /// Probes whether packets of its path MTU reach the peer. The result follows within about half
+    /// a second, while the device is driven; see [`path_mtu`](Self::path_mtu).
     pub fn probe_path(&self) {
         let Some(mut engine) = self.handle.lock() else { return };
         engine.core.probe_path(now_ns(), self.qpn.get() & 0xffff);

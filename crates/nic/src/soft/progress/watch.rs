@@ -51,8 +51,8 @@ struct Tools {
     engines: usize,
 }
 
-/// Rounds of driving after which a thread leaves the links to the engine threads: packets that bring
-/// no event for it come without end.
+/// Rounds of driving after which a thread leaves the links to the engine threads: packets that
+/// bring no event for it come without end.
 const MAX_ROUNDS: usize = 4;
 
 impl EngineSet {
