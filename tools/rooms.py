@@ -54,6 +54,7 @@ ROOMS = {
     ],
     "crates/cli": [("words", {"log", "size"}), ("local readers", {"live", "http"}), ("doctor", {"doctor"}), ("predict", {"predict"}), ("sim", {"sim"}), ("bench", {"bench"}), ("path", {"path"}), ("initiated", {"initiated"}), ("kv", {"kv"}), ("files", {"files"}), ("serve", {"serve"}), ("run", {"run"}), ("cdi", {"cdi"}), ("ui", {"ui"}), ("top", {"top"}), ("metrics", {"metrics"}), ("generate", {"generate"}), ("fuzzing", {"fuzzing"})],
     "kubernetes/device-plugin": [("words", {"names", "log", "testing"}), ("formats", {"messages", "socket"}), ("state", {"cdi", "devices"}), ("calls", {"service", "kubelet"}), ("resource", {"resource", "args"})],
+    "python": [("words", {"failure", "log"}), ("objects", {"memory", "transfer"}), ("peers", {"peer", "connecting"}), ("files", {"files"}), ("agent", {"agent"})],
     "dropin/common": [("log", {"log"}), ("testing", {"testing"}), ("border", {"entry", "endings", "find_object", "notice", "reserve"}), ("view", {"view", "own_view", "shared_dir"})],
     "dropin/gdrapi": [("layouts", {"layout", "slab"}), ("pins", {"pin", "table"}), ("calls", {"calls"})],
     "dropin/cufile": [("layouts", {"abi"}), ("calls", {"batch", "calls", "memory", "parameters", "report", "stats", "stream", "table", "transfer"})],
@@ -81,7 +82,11 @@ def modules_of(names, source):
         if not name.startswith(source + "/") or not name.endswith(".rs"):
             continue
         module = name[len(source) + 1:-3].removesuffix("/mod").replace("/", "::")
-        found["" if module in ("lib", "main", "mod") else module] = name
+        # A package with a library and a program is shown by its library, which comes first.
+        if module in ("lib", "main", "mod"):
+            found.setdefault("", name)
+        else:
+            found[module] = name
     return found
 
 
@@ -161,11 +166,30 @@ def upward(modules, imports, rooms):
     return problems
 
 
+# Crates with so many modules show their rooms on their front page.
+PICTURED_FROM = 4
+
+
+def missing_on_front(page, tops, rooms):
+    """What the doc comment of a crate's root lacks: a picture, a table, rooms of which neither names any module: [text]."""
+    if len(tops) < PICTURED_FROM:
+        return []
+    front = [line[3:].strip() for line in page.splitlines() if line.startswith("//!")]
+    problems = [] if "```text" in front else ["no picture of its rooms (a block of ```text)"]
+    if not any(re.fullmatch(r"\|(?:-+\|)+", line) for line in front):
+        problems.append("no table of its rooms")
+    words = set(re.findall(r"\w+", " ".join(front)))
+    for name, members in rooms:
+        if name not in ("tests", "fuzzing") and not words & {name, *(member.split("::")[-1] for member in members)}:
+            problems.append(f"the room {name} ({', '.join(sorted(members))}) is neither in its picture nor in its table")
+    return problems
+
+
 def check(names, text_of):
     """Problems of all crates."""
     problems = []
     for manifest in names:
-        if not re.fullmatch(r"(?:crates|dropin|kubernetes)/.+/Cargo\.toml", manifest):
+        if not re.fullmatch(r"(?:(?:crates|dropin|kubernetes)/.+|python)/Cargo\.toml", manifest):
             continue
         crate = os.path.dirname(manifest)
         modules = modules_of(names, f"{crate}/src")
@@ -178,6 +202,8 @@ def check(names, text_of):
         exports = exports_of(text_of(root) or "", modules) if root else {}
         imports = {module: imports_of(text_of(name) or "", module, modules, exports) for module, name in modules.items()}
         problems += upward(modules, imports, ROOMS[crate])
+        tops = {module for module in modules if module and "::" not in module and not module.endswith("tests")}
+        problems += [f"{root}: {lack}" for lack in missing_on_front(text_of(root) or "", tops, ROOMS[crate])] if root else []
     return problems
 
 
@@ -201,3 +227,11 @@ def self_test(expect):
         "src/lost.rs: belongs to no room; add it to tools/rooms.py",
         "src/low::part.rs: room low imports high of room high, which is above it",
     ], "a module without a room and an upward import")
+    page = "//! One.\n//! ```text\n//! high  low\n//! ```\n//! | room | what |\n//! |---|---|\n"
+    tops = {"low", "high", "lost", "found"}
+    expect(missing_on_front(page, tops, rooms), [], "a front page with both")
+    expect(missing_on_front("//! Low.\n", {"low"}, rooms), [], "a front page of few modules")
+    expect(missing_on_front("//! low\nmod high;\n", tops, rooms), [
+        "no picture of its rooms (a block of ```text)", "no table of its rooms",
+        "the room high (high) is neither in its picture nor in its table",
+    ], "a front page without a picture")

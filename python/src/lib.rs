@@ -1,5 +1,25 @@
 //! The compiled part of the Python package `nobounce`. Its Python part finds addresses of memory
 //! and speaks with event loops; this one holds agents, memory and transfers.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! agent                       Agent
+//! connecting  files           connections, files
+//! peer  memory                peers and regions, registered memory
+//! transfer                    waiting for transfers
+//! failure  log                exceptions, lines for logging
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `failure`, `log` | errors as the package's exceptions; log lines for `logging` |
+//! | `memory`, `transfer` | registered memory of Python objects; transfers |
+//! | `peer`, `connecting` | peers, and connecting in a thread of its own |
+//! | `files` | files into memory: local ones, and those of a file server |
+//! | `agent` | agents |
 
 #![allow(missing_docs)] // the classes are documented in the package's Python files
 

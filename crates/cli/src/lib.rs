@@ -9,14 +9,15 @@
 //!
 //! ```text
 //! generate     man pages, completions
-//! serve              files for the memory of peers
 //! ui  top  metrics   the page, the terminal, Prometheus
 //! cdi          containers on nb0
 //! run          other programs on nb0
+//! serve        files for the memory of peers
+//! kv  initiated  files   measurements of page lists, of kernels that put and get, of files
 //! path         emulated network paths
 //! bench        measurements
-//! predict      what to expect
 //! sim          fabrics on a virtual clock
+//! predict      what to expect
 //! doctor       why GPUDirect is off
 //! live  http   published counters, a local server
 //! log  size    words
@@ -26,6 +27,7 @@
 //! |---|---|
 //! | `run` | the environment of another program, its report |
 //! | `bench` | cases, both ends, tables, plots |
+//! | `kv`, `initiated`, `files` | `nobounce bench` of one subject each |
 //! | `ui`, `live`, `http` | the page, what devices publish, the server |
 //! | `doctor`, `predict`, `sim` | commands on `nobounce-diagnose`, `nobounce-predict`, `nobounce-fabric` |
 

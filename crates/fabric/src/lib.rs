@@ -21,6 +21,16 @@
 //! control              rate and window of senders
 //! units  stats  queue  numbers; the event queue
 //! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | [`units`], [`stats`], `queue` | time, rates and distributions; a calendar queue of events |
+//! | [`control`] | congestion control of a sender: the protocol crate's, or one to compare it with |
+//! | [`config`] | fabric, switches, queue pairs |
+//! | `topology`, `packet` | links and the route along them; headers and lengths |
+//! | `end`, `links`, `messages` | one end of a connection, shared buffers, messages under way |
+//! | `network` | hosts and connections, driven by events |
+//! | `workload`, `report` | what hosts send, and what a run showed |
 #![forbid(unsafe_code)]
 
 pub mod config;

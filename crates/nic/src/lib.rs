@@ -17,13 +17,15 @@
 //!      |       progress            which thread drives an engine, how it waits
 //!      |       engine              packets in, packets out, queue pairs, timers
 //!      |       local gpu events    same-host peers; GPU memory; notifications
+//!      |       counters  settings  what is counted; limits and options
 //! links                            UDP, shared memory, faults, capture
-//! work  tally  sync  process
+//! interfaces  allow                addresses of the namespace; who may connect
+//! work  tally  sync  process       requests and completions; bytes by path; rings, forks
 //! ```
 //!
 //! | room | what |
 //! |---|---|
-//! | [`allow`] | networks that peers may be in |
+//! | [`interfaces`], [`allow`] | addresses and interfaces of this namespace; networks that peers may be in |
 //! | `process`, `sync` | forks, CPUs, eventfd; lock-free ring and waker |
 //! | [`work`], [`tally`] | requests and completions, and bytes by path, of either NIC |
 //! | [`links`] | the `Link` trait, `udp`, `shm`, `rings`, the wrappers `sealed`, `pcap` and `fault` |

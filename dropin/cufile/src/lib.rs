@@ -4,6 +4,26 @@
 //! A registered buffer has a window, through which the page cache is stored. Pieces of long reads
 //! that are not in it, and buffers that are not registered, go through pinned memory, as in
 //! cuFile's own compatibility mode, and are counted as staged with the reason.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! calls  batch  stream           exported functions
+//! transfer                       reads and writes
+//! table  memory                  open files, registered buffers
+//! parameters  stats  report      settings and counters
+//! abi                            cuFile's numbers and structures
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `abi` | layouts of the interface, version 1.19 |
+//! | `table`, `memory` | what is open and registered; the memory behind a pointer |
+//! | `transfer`, `batch`, `stream` | reads and writes: now, by threads, in the order of a CUDA stream |
+//! | `calls` | functions for the driver, files, buffers, reads and writes |
+//! | `parameters`, `stats`, `report` | parameters, counters, the line for `nobounce run` |
 
 mod abi;
 mod batch;

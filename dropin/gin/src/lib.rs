@@ -5,6 +5,15 @@
 //! is that of [`nobounce_initiated::descriptor`]. The proxy of [`nobounce_initiated`] carries them
 //! out. No thread of NCCL takes part.
 //!
+//! A module imports its own room and lower ones.
+//!
+//! ```text
+//! plugin                           functions that NCCL calls
+//! context                          rings of kernels and their proxy
+//! group                            ranks and their windows
+//! abi  layout  error  log  nccl    NCCL's interface
+//! ```
+//!
 //! | module | what |
 //! |---|---|
 //! | [`abi`] | NCCL's plugin interface |

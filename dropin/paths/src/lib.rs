@@ -6,6 +6,22 @@
 //! of verbs devices is read: see `copies`) and leaves errno as the C library sets it. A library
 //! loaded by dlopen cannot interpose the C library, hence the preload. Without `nobounce run` the
 //! drop-in libibverbs makes those folders at the first such path.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! calls  dlopen       interposed functions
+//! view  copies        paths below our folders; who reads the device list
+//! original            the C library's functions
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `original` | the function of the same name in the C library; that of libibverbs that makes a view |
+//! | `view`, `copies` | the folder that stands for the root; copies of rdma-core inside programs |
+//! | `calls`, `dlopen` | each call that takes a path; development names of libraries |
 
 // For `_dl_find_object`, which the unwinder calls.
 use nobounce_dropin as _;

@@ -3,6 +3,25 @@
 //! Thin: a C identifier stands for a communication of the NIC's connection manager
 //! (`nobounce_nic::soft::Cm`), which speaks the standard's messages. Queue pairs are those of our
 //! libibverbs, which the program has loaded. Loading the library does nothing.
+//!
+//! ## Rooms
+//!
+//! A room imports its own modules and lower ones.
+//!
+//! ```text
+//! connect  resolve  endpoint          exported functions
+//! id  event  qp  multicast            identifiers and what they hold
+//! device  channel                     devices, event channels
+//! address  calls  layout              C addresses, libibverbs, rdma_cma.h
+//! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `layout`, `address` | structures of `rdma/rdma_cma.h`, addresses of C |
+//! | `calls` | the libibverbs that the program has loaded |
+//! | `device`, `channel` | a connection manager for each device; queues of events |
+//! | `id`, `event`, `qp`, `multicast` | identifiers, their events, queue pairs and groups |
+//! | `resolve`, `connect`, `endpoint` | addresses to devices, connections, names to endpoints |
 
 mod address;
 mod calls;

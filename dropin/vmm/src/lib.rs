@@ -1,6 +1,11 @@
 //! libnobounce-vmm.so, an LD_PRELOAD library: adds the POSIX file-descriptor handle type to
 //! `cuMemCreate` of device memory.
 //!
+//! ```text
+//! program -- dlsym --> lookup -- names of libcuda --> driver -- the real ones --> libcuda
+//!                             -- other names ------------------------------------> C library
+//! ```
+//!
 //! | module | what |
 //! |---|---|
 //! | `driver` | functions of libcuda, and what takes their place |

@@ -13,6 +13,14 @@
 //! messages  socket    wire format, socket file
 //! names  log          words
 //! ```
+//!
+//! | room | what |
+//! |---|---|
+//! | `names`, `log`, `testing` | names of resources and CDI devices; log lines |
+//! | `messages`, `socket` | messages of `proto/deviceplugin.proto`; the socket file |
+//! | `cdi`, `devices` | whether the node has the CDI file; devices and checks of requests |
+//! | `service`, `kubelet` | the service that the kubelet calls; registration at the kubelet |
+//! | `resource`, `args` | the life of one resource; the command line |
 
 mod args;
 mod cdi;
