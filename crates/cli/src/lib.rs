@@ -177,7 +177,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
             writeln!(std::io::stdout(), "{}", bench::raw::measure()?)?;
             bench::Verdict::Fine
         }
-        Command::BenchPeer(args) => bench::peer::child(&args).map(|()| bench::Verdict::Fine)?,
+        Command::BenchPeer(args) => bench::serve::child(&args).map(|()| bench::Verdict::Fine)?,
         Command::PathFlow(args) => path::flow::main(&args).map(|()| bench::Verdict::Fine)?,
         Command::BenchNeighbour => bench::busy::spin().map(|()| bench::Verdict::Fine)?,
         Command::GpuProbe => bench::gpu_mps::probe().map(|()| bench::Verdict::Fine)?,

@@ -9,6 +9,9 @@ use super::counted::Counted;
 use super::tcp::Tcp;
 use crate::size::Bytes;
 
+/// How long a case is measured, in all passes together.
+pub(crate) const TIME: Duration = Duration::from_millis(400);
+
 /// The RDMA operation under test.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum, Serialize, Deserialize,

@@ -7,8 +7,8 @@ use std::io::Write as _;
 use super::args::BenchArgs;
 use super::case::{Kind, Link, Memory, Op};
 use super::model::{CaseOutcome, Report, Way};
-use super::table::figure;
-use super::{Verdict, explain_device, gpu, measure, plan, with_world};
+use super::numbers::figure;
+use super::{Verdict, explain_device, gpu_choice, measure, plan, with_world};
 use crate::size::Sizes;
 
 const TITLE: &str = "WRITE between two processes of this machine";
@@ -43,7 +43,7 @@ pub(crate) fn main(_args: &DemoArgs) -> anyhow::Result<Verdict> {
     };
     plan.cases.retain(|case| shown(case.kind, case.size));
     let chosen = explain_device::resolve(&mut plan)?;
-    gpu::choose(0);
+    gpu_choice::choose(0);
     let report = with_world(&mut plan, chosen, |plan, world| {
         let report = measure(plan, world)?;
         world.progress.finish();

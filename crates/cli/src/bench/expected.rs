@@ -10,7 +10,7 @@ use nobounce_topology::facts::Facts;
 
 use super::case::{Kind, Op, Wait};
 use super::model::{CaseOutcome, Report, Way};
-use super::table::figure;
+use super::numbers::figure;
 use crate::size::Bytes;
 
 /// A lower share of the prediction indicates a fault. Predictions from plain UDP are off by a third
@@ -60,7 +60,7 @@ pub(super) fn shares(report: &Report, calibration: Option<&Calibration>, on: &On
 fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, on: &On) -> Option<Share> {
     let measured = match one.kind {
         Kind::Latency => one.p50_us?,
-        _ => super::model::float(one.size) / one.gbytes_per_s? / 1000.0,
+        _ => super::numbers::float(one.size) / one.gbytes_per_s? / 1000.0,
     };
     let fitted =
         calibration.and_then(|found| found.fit(&series(report, one))).map(|fit| fit.microseconds(one.size));
@@ -76,7 +76,7 @@ fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, 
     };
     let (name, figure) = match one.kind {
         Kind::Latency => ("latency", format!("{} us", figure(expected))),
-        _ => ("bandwidth", format!("{} GB/s", figure(super::model::float(one.size) / expected / 1000.0))),
+        _ => ("bandwidth", format!("{} GB/s", figure(super::numbers::float(one.size) / expected / 1000.0))),
     };
     let way = if one.way() == Way::Host { "" } else { ", GPU memory" };
     let over = if one.link == "shm" { ", shared memory" } else { "" };
@@ -141,7 +141,7 @@ fn by_model(one: &CaseOutcome, parts: &Parts) -> Option<f64> {
     let found = direct(parts, one.size).ok()?;
     Some(match one.kind {
         Kind::Latency => found.microseconds.expected,
-        _ => super::model::float(one.size) / found.gbytes_per_s.expected / 1000.0,
+        _ => super::numbers::float(one.size) / found.gbytes_per_s.expected / 1000.0,
     })
 }
 

@@ -49,14 +49,14 @@ impl Measure for Mock {
             Place::Staged => 4.0,
             Place::Naive => 9.0,
         };
-        let microseconds = (3.0 * passes * staging + model::float(case.size) / 4096.0) * self.slowness;
+        let microseconds = (3.0 * passes * staging + numbers::float(case.size) / 4096.0) * self.slowness;
         let samples = if case.kind.is_latency() {
             let sample = |at: u32| microseconds * (1.0 + f64::from(at % 100) / 100.0);
             Samples::Latency((0..10_000).map(sample).collect())
         } else {
             let directions = if case.kind == Kind::Bidirectional { 1.2 } else { 1.0 };
             let per_second = directions
-                / (0.5e-6 + model::float(case.size) / 3e9)
+                / (0.5e-6 + numbers::float(case.size) / 3e9)
                 / passes.sqrt()
                 / self.slowness
                 / staging.powf(0.1)

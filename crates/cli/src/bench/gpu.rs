@@ -1,20 +1,19 @@
 //! The GPU of a bench: whether there is one, what it is, and the kernels that fill and check its
 //! memory.
 
-use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use anyhow::Context;
 use nobounce::memory::gpu::calibration::Calibration;
 use nobounce::memory::gpu::kernel::{FlagKernel, KernelError, Patterns};
-use nobounce::memory::gpu::{Driver, Gpu, GpuBuffer, GpuMemory, GpuOptions};
+use nobounce::memory::gpu::{Driver, GpuBuffer, GpuMemory, GpuOptions};
 use nobounce::{Device, Path, Region};
-use serde::{Deserialize, Serialize};
 
 use super::case::{Case, Kind, Op, Place};
+use super::gpu_choice::{chosen, ordinal};
 use super::gpu_mps::Mps;
+use super::machine::GpuFacts;
 use super::plan::{Ends, Plan};
-use crate::size::Bytes;
 
 /// Size of the allocation that probes the path before the measurement.
 const PROBE: usize = 1 << 20;
@@ -27,46 +26,6 @@ pub(super) struct Setup {
     pub(super) notes: Vec<String>,
     /// Lives as long as the run.
     _mps: Option<Mps>,
-}
-
-/// Facts about the GPU without which a measurement means nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GpuFacts {
-    /// Its name.
-    pub(crate) name: String,
-    /// Whether it is none: host memory plays its part, for tests.
-    pub(crate) stand_in: bool,
-    /// Where it is plugged.
-    pub(crate) pci_address: String,
-    /// The version of CUDA that its driver supports.
-    pub(crate) cuda: String,
-    /// Size of BAR1, through which the CPU reaches its memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) bar1_bytes: Option<u64>,
-    /// The provider of the BAR1 window onto its memory, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) window: Option<String>,
-    /// The paths of memory that was registered with default options.
-    pub(crate) paths: String,
-    /// Why a hardware NIC did not use the preferred direct methods.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) refusals: Vec<String>,
-    /// What loads, stores and the copy engine cost here.
-    pub(crate) calibration: String,
-    /// How the two processes share it.
-    pub(crate) shared_by: String,
-    /// Where the bytes were checked: `gpu`, or `host` after copying them there.
-    pub(crate) checked_on: String,
-}
-
-impl fmt::Display for GpuFacts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.stand_in {
-            return write!(f, "STAND-IN for a GPU: host memory");
-        }
-        write!(f, "{} at {}, CUDA {}", self.name, self.pci_address, self.cuda)?;
-        self.bar1_bytes.map_or(Ok(()), |bytes| write!(f, ", BAR1 {}", Bytes(bytes)))
-    }
 }
 
 /// Why there is no run on GPU memory.
@@ -186,33 +145,6 @@ impl LeaveOut<'_> {
             self.notes.push(format!("skipped: {why}"));
         }
     }
-}
-
-/// The GPU of this process, as CUDA counts them.
-static ORDINAL: OnceLock<i32> = OnceLock::new();
-
-/// Selects the GPU of this process, before it uses any. The default is the first.
-pub(super) fn choose(ordinal: i32) {
-    let _ = ORDINAL.set(ordinal); // the first word counts
-}
-
-/// The number of the GPU of this process.
-pub(super) fn ordinal() -> i32 {
-    *ORDINAL.get_or_init(|| 0)
-}
-
-/// The GPU of this process, or why there is none.
-pub(super) fn chosen() -> Result<Arc<Gpu>, String> {
-    let gpus = Gpu::list().map_err(|error| error.to_string())?;
-    let count = gpus.len();
-    let found = gpus.into_iter().find(|gpu| gpu.ordinal() == ordinal());
-    found.ok_or_else(|| match count {
-        0 => "CUDA shows no GPU to this process (see CUDA_VISIBLE_DEVICES)".to_owned(),
-        _ => format!(
-            "--gpu {}: CUDA shows {count} GPUs to this process, counted from 0 (see CUDA_VISIBLE_DEVICES)",
-            ordinal()
-        ),
-    })
 }
 
 /// Whether only direct paths are allowed: then there is nothing staged to compare with.

@@ -155,7 +155,7 @@ fn ends_well(process: &mut std::process::Child) -> std::io::Result<bool> {
 
 /// The process that [`works`] starts.
 pub(crate) fn probe() -> anyhow::Result<()> {
-    let gpu = super::gpu::chosen().map_err(anyhow::Error::msg)?;
+    let gpu = super::gpu_choice::chosen().map_err(anyhow::Error::msg)?;
     gpu.primary()?;
     Ok(())
 }

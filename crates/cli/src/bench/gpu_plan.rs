@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::case::{Amount, Case, Kind, Link, Op, Place, Wait};
-use super::plan::{MAX_REGISTERED, PlanError, TIME};
+use super::case::{Amount, Case, Kind, Link, Op, Place, TIME, Wait};
+use super::plan_error::{MAX_REGISTERED, PlanError};
 
 /// A sweep for the direct path; the comparisons are made at the sizes in [`COMPARED`].
 const LATENCY_SIZES: &[u64] = &[8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20];

@@ -4,7 +4,7 @@ use plotters::style::RGBColor;
 
 use super::case::{Kind, Op};
 use super::model::{CaseOutcome, Report, Way};
-use super::plot::{Line, line};
+use super::plot_line::{Line, line};
 
 const WAYS: [Way; 4] = [Way::Direct, Way::Staged, Way::Naive, Way::Host];
 

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use super::case::{Kind, Op};
 use super::counted::Counted;
 use super::model::{CaseOutcome, Report, Way};
-use super::table::figure;
+use super::numbers::figure;
 use crate::size::Bytes;
 
 /// Latencies up to this size rate the direct path.

@@ -4,9 +4,10 @@ use super::args::BenchArgs;
 use super::case::{Amount, Case, Kind, Link, Memory, Op, Place};
 use super::counted::{Counted, Moved};
 use super::flow_tests::{Mock, example_machine, plan_of, try_run, world};
-use super::gpu::GpuFacts;
+use super::machine::GpuFacts;
 use super::model::{Report, Way};
-use super::plan::{self, PlanError};
+use super::plan;
+use super::plan_error::PlanError;
 use super::udp_counters::UdpCounters;
 use super::{Verdict, gpu_summary, measure, plot, table};
 

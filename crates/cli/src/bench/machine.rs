@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::gpu::GpuFacts;
 use crate::size::Bytes;
 
 /// Where a run took place, without the host's name.
@@ -28,6 +27,46 @@ pub(crate) struct Machine {
     /// The GPU, where one was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gpu: Option<GpuFacts>,
+}
+
+/// Facts about the GPU without which a measurement means nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GpuFacts {
+    /// Its name.
+    pub(crate) name: String,
+    /// Whether it is none: host memory plays its part, for tests.
+    pub(crate) stand_in: bool,
+    /// Where it is plugged.
+    pub(crate) pci_address: String,
+    /// The version of CUDA that its driver supports.
+    pub(crate) cuda: String,
+    /// Size of BAR1, through which the CPU reaches its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bar1_bytes: Option<u64>,
+    /// The provider of the BAR1 window onto its memory, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) window: Option<String>,
+    /// The paths of memory that was registered with default options.
+    pub(crate) paths: String,
+    /// Why a hardware NIC did not use the preferred direct methods.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) refusals: Vec<String>,
+    /// What loads, stores and the copy engine cost here.
+    pub(crate) calibration: String,
+    /// How the two processes share it.
+    pub(crate) shared_by: String,
+    /// Where the bytes were checked: `gpu`, or `host` after copying them there.
+    pub(crate) checked_on: String,
+}
+
+impl fmt::Display for GpuFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.stand_in {
+            return write!(f, "STAND-IN for a GPU: host memory");
+        }
+        write!(f, "{} at {}, CUDA {}", self.name, self.pci_address, self.cuda)?;
+        self.bar1_bytes.map_or(Ok(()), |bytes| write!(f, ", BAR1 {}", Bytes(bytes)))
+    }
 }
 
 impl Machine {

@@ -27,6 +27,7 @@ pub(crate) mod exchange;
 mod expected;
 mod explain_device;
 mod gpu;
+mod gpu_choice;
 pub(crate) mod gpu_mps;
 mod gpu_naive;
 mod gpu_plan;
@@ -37,11 +38,14 @@ mod gpu_visible;
 pub(crate) mod machine;
 mod measure;
 pub(crate) mod model;
+pub(crate) mod numbers;
 mod own_time;
 mod passes;
 pub(crate) mod peer;
 mod plan;
+mod plan_error;
 pub(crate) mod plot;
+pub(crate) mod plot_line;
 mod progress;
 mod rails;
 pub(crate) mod ranks;
@@ -49,7 +53,9 @@ pub(crate) mod raw;
 mod raw_socket;
 mod ring;
 mod round;
+pub(crate) mod serve;
 mod side;
+mod sides;
 pub(crate) mod stats;
 mod stolen;
 pub(crate) mod table;
@@ -113,7 +119,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         explain_device::print(&plan, &mut out)?;
         return Ok(Verdict::Fine);
     }
-    gpu::choose(plan.gpu.unwrap_or(0));
+    gpu_choice::choose(plan.gpu.unwrap_or(0));
     if chooses_link(&plan) {
         plan.show_over(Link::Udp);
     } else if let Some(link) = plan.also {
@@ -125,7 +131,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
     }
     if let Ends::Listen { addr, port } = &plan.ends {
         let devices = peer::open_all(&device_of(&plan))?;
-        peer::listen(&devices, addr, *port)?;
+        serve::listen(&devices, addr, *port)?;
     }
     with_world(&mut plan, chosen, |plan, world| run(plan, world, &mut out))
 }

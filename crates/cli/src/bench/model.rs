@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::case::{Case, CaseResult, CpuUse, Kind, Op, Samples, Wait};
 use super::counted::Counted;
 use super::machine::Machine;
+use super::numbers::{float, rounded};
 use super::raw::Raw;
 use super::stats::{Percentiles, thin};
 use super::tcp::Tcp;
@@ -291,17 +292,6 @@ impl CaseOutcome {
             samples: Vec::new(),
         }
     }
-}
-
-/// Counts and sizes become floats; the loss beyond 2^53 is below any clock's resolution.
-#[allow(clippy::cast_precision_loss)]
-pub(crate) fn float(count: u64) -> f64 {
-    count as f64
-}
-
-/// Six digits: more than any clock gives here, a third of the file size, and a stable round trip.
-pub(crate) fn rounded(value: f64) -> f64 {
-    format!("{value:.5e}").parse().unwrap_or(value)
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 
 use nobounce_predict::calibration::middle;
 
-use super::model::{CaseOutcome, KEPT_SAMPLES, rounded};
+use super::model::{CaseOutcome, KEPT_SAMPLES};
+use super::numbers::rounded;
 use super::stats::thin;
 
 /// Passes of an ordinary run.

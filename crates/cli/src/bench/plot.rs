@@ -11,8 +11,9 @@ use plotters::prelude::*;
 use super::axis::{Axis, size_label};
 use super::case::{Kind, Op, Wait};
 use super::gpu_plot;
-use super::model::{CaseOutcome, Report, float};
-use super::table::figure;
+use super::model::{CaseOutcome, Report};
+use super::numbers::{figure, float};
+use super::plot_line::{Line, line};
 
 const WIDTH: u32 = 1360;
 const HEIGHT: u32 = 640;
@@ -84,22 +85,6 @@ pub(crate) struct Panel {
     pub(crate) legend: SeriesLabelPosition,
 }
 
-#[derive(Debug)]
-pub(crate) struct Line {
-    name: String,
-    color: RGBColor,
-    /// The main figure of an operation is drawn strong with points, its companion thin.
-    strong: bool,
-    /// (size, figure), by size.
-    points: Vec<(u64, f64)>,
-}
-
-impl Line {
-    pub(crate) fn new(name: String, color: RGBColor, strong: bool, points: Vec<(u64, f64)>) -> Self {
-        Self { name, color, strong, points }
-    }
-}
-
 fn latency(report: &Report) -> Option<Panel> {
     let mut lines = if report.machine.gpu.is_some() { gpu_plot::latency(report) } else { Vec::new() };
     let series = if lines.is_empty() { series(report, Kind::Latency) } else { Vec::new() };
@@ -150,24 +135,6 @@ fn series(report: &Report, kind: Kind) -> Vec<(Op, Wait, u32)> {
         }
     }
     found
-}
-
-pub(super) fn line(
-    report: &Report,
-    name: String,
-    color: RGBColor,
-    strong: bool,
-    value: impl Fn(&CaseOutcome) -> Option<f64>,
-) -> Option<Line> {
-    // A logarithmic axis has no zero: skip empty messages and missing figures.
-    let usable = |one: &CaseOutcome| {
-        value(one)
-            .filter(|value| value.is_finite() && *value > 0.0 && one.size > 0)
-            .map(|value| (one.size, value))
-    };
-    let mut points: Vec<(u64, f64)> = report.on_main_link().filter_map(usable).collect();
-    points.sort_by_key(|(size, _)| *size);
-    (!points.is_empty()).then_some(Line { name, color, strong, points })
 }
 
 /// Colour-blind safe.

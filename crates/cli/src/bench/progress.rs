@@ -58,7 +58,7 @@ impl Progress {
 fn steps(share: f64) -> u64 {
     (0..=STEPS)
         .rev()
-        .find(|step| super::model::float(*step) <= share * super::model::float(STEPS))
+        .find(|step| super::numbers::float(*step) <= share * super::numbers::float(STEPS))
         .unwrap_or(0)
 }
 

@@ -12,7 +12,8 @@ use super::gpu;
 use super::peer;
 use super::ring::{self, Ring};
 use super::round::Round;
-use super::side::{self, Side, Timed, path_of};
+use super::side::{Side, Timed, path_of};
+use super::sides;
 
 /// How long a rail may take to come about.
 const SOON: Duration = Duration::from_secs(10);
@@ -95,7 +96,7 @@ impl Connections {
         }
     }
 
-    /// One end of the case, see [`side::open`].
+    /// One end of the case, see [`sides::open`].
     pub(super) fn open<'a>(
         &'a self,
         work: Work,
@@ -103,7 +104,7 @@ impl Connections {
         refuse: impl FnOnce(&anyhow::Error),
     ) -> anyhow::Result<Box<dyn Side + 'a>> {
         match self {
-            Self::One(connection) => side::open(connection, work, asks, refuse),
+            Self::One(connection) => sides::open(connection, work, asks, refuse),
             Self::Several(rails) => {
                 let prepared = RailEnd::prepare(rails, work, asks).inspect_err(refuse)?;
                 Ok(Box::new(prepared.connect()?))

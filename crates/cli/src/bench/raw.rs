@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
-use super::model::{float, rounded};
+use super::numbers::{figure, float, rounded};
 use super::own_time::OwnTime;
 use super::raw_socket;
 use super::stats::{mad, median};
-use super::table::figure;
 
 /// The hidden subcommand that runs [`child`].
 pub(crate) const SUBCOMMAND: &str = "raw-echo";

@@ -11,8 +11,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::case::Place;
-use super::gpu;
 use super::round::{Round, Spoil};
+use super::{gpu, gpu_choice};
 
 /// Bytes between two slots, and before the first.
 pub(super) const GUARD: usize = 64;
@@ -244,7 +244,7 @@ pub(super) fn options(place: Place) -> GpuOptions {
 pub(super) fn region(device: &Device, place: Place, len: usize) -> anyhow::Result<Region> {
     let options = options(place);
     Ok(if place.is_gpu() {
-        device.register_gpu_on(gpu::ordinal(), len, options)?
+        device.register_gpu_on(gpu_choice::ordinal(), len, options)?
     } else {
         device.register(len)?
     })

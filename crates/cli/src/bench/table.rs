@@ -7,6 +7,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, Tab
 use super::case::{Kind, Op, Wait};
 use super::gpu_summary;
 use super::model::{CaseOutcome, Report};
+use super::numbers::figure;
 use super::stats::{mad, median};
 use crate::size::Bytes;
 
@@ -213,17 +214,6 @@ fn optional(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), figure)
 }
 
-/// Three digits that matter.
-pub(crate) fn figure(value: f64) -> String {
-    match value.abs() {
-        size if size >= 100.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
-        size if size >= 0.1 || size == 0.0 => format!("{value:.2}"),
-        size if size >= 0.001 => format!("{value:.4}"),
-        _ => format!("{value:.1e}"),
-    }
-}
-
 /// One line for each thing worth remembering.
 pub(crate) fn verdicts(report: &Report) -> Vec<String> {
     let mut lines = if report.machine.gpu.is_some() { gpu_summary::lines(report) } else { headlines(report) };
@@ -385,11 +375,5 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains(" x raw\n") && text.contains(" of raw\n"), "{text}");
-    }
-
-    #[test]
-    fn figures_keep_three_digits_that_matter() {
-        let shown = [0.0, 0.00001, 0.0123, 0.62, 4.127, 42.05, 1234.5].map(figure);
-        assert_eq!(shown, ["0.00", "1.0e-5", "0.0123", "0.62", "4.13", "42.0", "1234"]);
     }
 }

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::model::{float, rounded};
+use super::numbers::{figure, float, rounded};
 use super::stats::{Percentiles, median};
-use super::table::figure;
 
 /// How long each of the two is measured at a time.
 const STREAM_TIME: Duration = Duration::from_millis(300);

@@ -15,7 +15,7 @@ use nobounce::{Device, GpuOptions, Region};
 
 use super::FILE_LEN;
 use super::figures::{Cached, Cold};
-use crate::bench::model::float;
+use crate::bench::numbers::float;
 use crate::bench::stats::median;
 
 /// Sizes of reads from the page cache.

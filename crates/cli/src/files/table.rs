@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use super::figures::{Cached, LinkFigures, Report};
-use crate::bench::model::float;
+use crate::bench::numbers::figure;
+use crate::bench::numbers::float;
 use crate::bench::ranks::{link_name, size};
-use crate::bench::table::figure;
 
 pub(super) fn render(report: &Report) -> String {
     let mut out = format!("{}\nfiles into {}\n", report.machine, report.memory);

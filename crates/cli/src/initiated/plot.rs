@@ -3,7 +3,8 @@
 use plotters::chart::SeriesLabelPosition;
 
 use super::figures::{LinkFigures, Report};
-use crate::bench::plot::{Line, Panel, PlotError, picture};
+use crate::bench::plot::{Panel, PlotError, picture};
+use crate::bench::plot_line::Line;
 use crate::bench::ranks::{link_color, link_name};
 
 pub(super) fn svg(report: &Report) -> Result<String, PlotError> {

@@ -13,7 +13,7 @@ use nobounce_initiated::world::World;
 use super::figures::{Bandwidth, Idle, Latency, LinkFigures, Rate};
 use super::kernels::{Kernels, MAX_ROUNDS, Moved, Posted};
 use crate::bench::busy::cpu_seconds;
-use crate::bench::model::float;
+use crate::bench::numbers::float;
 use crate::bench::ranks::size;
 use crate::bench::stats::Percentiles;
 

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::figures::{LinkFigures, Rate, Report};
+use crate::bench::numbers::figure;
 use crate::bench::ranks::{link_name, size};
-use crate::bench::table::figure;
 
 pub(super) fn render(report: &Report) -> String {
     let mut out = format!("{}\ntwo processes, one GPU: {}\n", report.machine, report.sharing);

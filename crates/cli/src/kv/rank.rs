@@ -9,7 +9,7 @@ use nobounce_transfer::{Agent, AgentOptions, Notify, Pages, Peer, Piece, Remote,
 
 use super::figures::{LinkFigures, List, Requests};
 use super::workload::{Pool, shuffled};
-use crate::bench::model::float;
+use crate::bench::numbers::float;
 use crate::bench::ranks::{MEMORY, memory, open};
 use crate::bench::stats::{Percentiles, median};
 

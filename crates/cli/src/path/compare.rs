@@ -15,7 +15,7 @@ use super::{flow_tcp, table};
 use crate::bench::Verdict;
 use crate::bench::args::{BenchArgs, STANDARD_PATHS};
 use crate::bench::machine::{self, Machine};
-use crate::bench::model::{float, rounded};
+use crate::bench::numbers::{float, rounded};
 use crate::bench::ranks;
 use crate::bench::stats::{Percentiles, median};
 

@@ -12,7 +12,7 @@ use nobounce_emulator::End;
 use serde::{Deserialize, Serialize};
 
 use super::{flow_nb0, flow_tcp};
-use crate::bench::model::float;
+use crate::bench::numbers::float;
 
 /// The hidden subcommand.
 pub(crate) const SUBCOMMAND: &str = "path-flow";

@@ -80,7 +80,7 @@ pub(super) fn describe(report: &DirectionReport) -> String {
 
 /// Microseconds by which packets left late on average.
 pub(super) fn late_us(report: &DirectionReport) -> f64 {
-    report.late.as_secs_f64() * 1e6 / crate::bench::model::float(report.delivered.max(1))
+    report.late.as_secs_f64() * 1e6 / crate::bench::numbers::float(report.delivered.max(1))
 }
 
 /// The signals that end this program. The far program is in a group of its own, which a terminal

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::figures::{Condition, Report};
 use super::flow::NB0;
-use crate::bench::table::figure;
+use crate::bench::numbers::figure;
 
 pub(super) fn render(report: &Report) -> String {
     let mut out = format!("{}\n", report.machine);
