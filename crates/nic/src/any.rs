@@ -205,14 +205,14 @@ impl Device {
     }
 
     /// Health of a hardware device; the software NIC is always healthy.
-    pub fn look(&self) -> hard::Health {
+    pub fn health(&self) -> hard::Health {
         match self {
             Self::Soft(_) => hard::Health::default(),
-            Self::Hard(hard) => hard.look(),
+            Self::Hard(hard) => hard.health(),
         }
     }
 
-    /// As [`look`](Self::look), after a failure: the port itself is asked.
+    /// As [`health`](Self::health), after a failure: the port itself is asked.
     pub fn examine(&self) -> hard::Health {
         match self {
             Self::Soft(_) => hard::Health::default(),

@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(10);
 type Error = Box<dyn std::error::Error>;
 
 /// One message from one place to another, by one of three ways.
-struct Way<'a> {
+struct Transfer<'a> {
     connection: &'a Connection,
     local: &'a Region,
     remote: RemoteRegion,
@@ -33,7 +33,7 @@ struct Way<'a> {
     bytes: Vec<u8>,
 }
 
-impl Way<'_> {
+impl Transfer<'_> {
     fn raw(&self) -> Result<(), Error> {
         let (Qp::Hard(qp), Cq::Hard(cq)) = (self.connection.qp(0), self.connection.cq()) else {
             return Err("this is the software NIC: name a device of a libibverbs".into());
@@ -119,8 +119,14 @@ fn main() -> Result<(), Error> {
     for len in [8_u32, 65536] {
         let is_inline = len as usize <= connection.qp(0).limits().inline.min(220);
         let bytes = vec![7; len as usize];
-        let way =
-            Way { connection: &connection, local: &local, remote: target.remote(), len, is_inline, bytes };
+        let way = Transfer {
+            connection: &connection,
+            local: &local,
+            remote: target.remote(),
+            len,
+            is_inline,
+            bytes,
+        };
         let mut times = [const { Vec::new() }; 3];
         let mut got = Vec::with_capacity(64);
         for turn in 0..rounds {

@@ -331,7 +331,7 @@ impl Connection {
 
     fn look_after_device(&self) {
         let (nic, now) = (self.device.nic(), self.since_birth(Instant::now()));
-        let mut health = nic.look();
+        let mut health = nic.health();
         // Query a port that is down: its return need not raise an event either.
         if self.is_silent(now) || health.port_down {
             health = nic.examine();

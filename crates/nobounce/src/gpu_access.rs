@@ -28,14 +28,14 @@ const SPIN: Duration = Duration::from_micros(200);
 
 /// How bytes get out of GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ReadMethod {
     /// Loads through the window.
     Window,
     /// The copy engine, into pinned memory.
     CopyEngine,
 }
 
-impl Way {
+impl ReadMethod {
     pub(crate) fn mechanism(self) -> Mechanism {
         match self {
             Self::Window => Mechanism::Window,
@@ -61,14 +61,14 @@ pub(crate) fn read_pieces<E: From<AccessError>>(
     memory: &GpuMemory,
     offset: usize,
     len: usize,
-    mut take: impl FnMut(&[u8], Way) -> Result<(), E>,
+    mut take: impl FnMut(&[u8], ReadMethod) -> Result<(), E>,
 ) -> Result<(), E> {
     check(memory, offset, len)?;
     if let Some(window) = memory.window() {
         if len <= crossover(memory) {
             let mut bytes = vec![0; len];
             window.load(offset, &mut bytes[..]).map_err(AccessError::from)?;
-            return take(&bytes, Way::Window);
+            return take(&bytes, ReadMethod::Window);
         }
         window.read_back().map_err(AccessError::from)?;
     }
@@ -87,7 +87,7 @@ pub(crate) fn read_pieces<E: From<AccessError>>(
         }
         let Some(copy) = under_way.pop_front() else { continue };
         let (copied, piece) = (copy.len(), wait(&engine, copy, len)?);
-        take(&piece[..copied], Way::CopyEngine)?;
+        take(&piece[..copied], ReadMethod::CopyEngine)?;
         taken += copied;
     }
     Ok(())
@@ -108,7 +108,7 @@ pub(crate) fn write(memory: &GpuMemory, offset: usize, bytes: &[u8]) -> Result<(
         {
             wait(&engine, first, bytes.len())?;
         }
-        let mut chunk = patient_chunk(&engine, bytes.len())?;
+        let mut chunk = wait_for_chunk(&engine, bytes.len())?;
         // A chunk that was just taken has no clones.
         if let Some(room) = chunk.get_mut() {
             room[..piece.len()].copy_from_slice(piece);
@@ -180,13 +180,13 @@ pub(crate) fn engine_of(memory: &GpuMemory, chunks: usize, len: usize) -> Result
 
 /// A chunk, if one is free; waits for one if this access has none in flight.
 fn chunk(engine: &CopyEngine, none_under_way: bool, len: usize) -> Result<Option<PinnedChunk>, AccessError> {
-    if none_under_way { patient_chunk(engine, len).map(Some) } else { Ok(engine.take_chunk()) }
+    if none_under_way { wait_for_chunk(engine, len).map(Some) } else { Ok(engine.take_chunk()) }
 }
 
 /// Chunks run out only after an earlier access timed out on copies that are still in flight.
-pub(crate) fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessError> {
+pub(crate) fn wait_for_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChunk, AccessError> {
     let mut found = None;
-    patiently(len, || {
+    poll_until_done(len, || {
         found = engine.take_chunk();
         Ok(found.is_some())
     })?;
@@ -195,11 +195,14 @@ pub(crate) fn patient_chunk(engine: &CopyEngine, len: usize) -> Result<PinnedChu
 
 /// Waits for a copy and returns its chunk.
 pub(crate) fn wait(engine: &CopyEngine, copy: PendingCopy, len: usize) -> Result<PinnedChunk, AccessError> {
-    patiently(len, || Ok(engine.poll(&copy)?))?;
+    poll_until_done(len, || Ok(engine.poll(&copy)?))?;
     copy.into_chunk().map_err(|_| AccessError::Slow { len, limit: LIMIT })
 }
 
-fn patiently(len: usize, mut done: impl FnMut() -> Result<bool, AccessError>) -> Result<(), AccessError> {
+fn poll_until_done(
+    len: usize,
+    mut done: impl FnMut() -> Result<bool, AccessError>,
+) -> Result<(), AccessError> {
     let start = Instant::now();
     while !done()? {
         let waited = start.elapsed();

@@ -24,7 +24,7 @@ struct Search {
 }
 
 /// Looks at one loaded object; 1 ends the iteration.
-unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _len: usize, search: *mut c_void) -> c_int {
+unsafe extern "C" fn visit(object: *mut libc::dl_phdr_info, _len: usize, search: *mut c_void) -> c_int {
     // SAFETY: the loader passes a valid description, and `find` its own search.
     let (object, search) = unsafe { (&*object, &*search.cast::<Search>()) };
     let base = usize::try_from(object.dlpi_addr).unwrap_or(0);
@@ -55,7 +55,7 @@ unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _len: usize, search: 
 unsafe extern "C" fn find(address: *mut c_void, found: *mut FoundObject) -> c_int {
     let mut search = Search { address: address.addr(), found };
     // SAFETY: the function gets the search, which lives during the call.
-    match unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) } {
+    match unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) } {
         1 => 0,
         _ => -1,
     }

@@ -100,7 +100,7 @@ fn make_at(
     if root.as_os_str().len() > LONGEST_PATH {
         return Err(io::Error::other(format!("the path of a view has at most {LONGEST_PATH} bytes")));
     }
-    if shared.look(name)? != Found::Whole {
+    if shared.inspect(name)? != Found::Whole {
         // Containers that share /dev/shm have the same process IDs.
         let random = RandomState::new().build_hasher().finish();
         shared.make(name, random, |root| view::make(root, addrs, speed, system))?;

@@ -58,7 +58,7 @@ impl SharedDir {
     }
 
     /// An error if another user may have made or changed what has the name.
-    pub(crate) fn look(&self, name: &str) -> io::Result<Found> {
+    pub(crate) fn inspect(&self, name: &str) -> io::Result<Found> {
         let found = match self.open_below(name) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
@@ -95,7 +95,7 @@ impl SharedDir {
         let _ = fs::remove_dir_all(self.path_of(&partly));
         match made {
             // another process was faster
-            Err(_) if matches!(self.look(name), Ok(Found::Whole)) => Ok(()),
+            Err(_) if matches!(self.inspect(name), Ok(Found::Whole)) => Ok(()),
             made => made,
         }
     }
@@ -127,7 +127,7 @@ impl SharedDir {
             }
             done => return done,
         }
-        match self.look(name)? {
+        match self.inspect(name)? {
             Found::Whole => Ok(()),
             _ if self.rename(partly, name, libc::RENAME_EXCHANGE).is_ok() => Ok(()),
             _ => {
@@ -267,13 +267,13 @@ mod tests {
         let path = folder("incomplete");
         let parent = SharedDir::open(&path, false).unwrap();
         parent.make("a-1", 1, fill).unwrap();
-        assert_eq!(parent.look("a-1").unwrap(), Found::Whole);
+        assert_eq!(parent.inspect("a-1").unwrap(), Found::Whole);
         // As a program that removes old files does.
         fs::remove_file(path.join("a-1").join(MARKER)).unwrap();
         fs::remove_file(path.join("a-1/sys/file")).unwrap();
-        assert_eq!(parent.look("a-1").unwrap(), Found::Incomplete);
+        assert_eq!(parent.inspect("a-1").unwrap(), Found::Incomplete);
         parent.make("a-1", 2, fill).unwrap();
-        assert_eq!(parent.look("a-1").unwrap(), Found::Whole);
+        assert_eq!(parent.inspect("a-1").unwrap(), Found::Whole);
         assert!(path.join("a-1/sys/file").exists());
         assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
         fs::remove_dir_all(path).unwrap();
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
         symlink("a-1", path.join("a-3")).unwrap();
         assert!(parent.make("a-3", 4, fill).is_err());
-        assert!(parent.look("a-3").is_err());
+        assert!(parent.inspect("a-3").is_err());
         fs::remove_dir_all(path).unwrap();
     }
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use nobounce_nic::soft::IpOptions;
 use nobounce_verbs as verbs;
 
-use crate::convert::{addr_of, treatment_of};
+use crate::convert::{addr_of, ip_options_of};
 use crate::entry::{self, Errno};
 use crate::live::{Kind, Object, Use};
 use crate::log;
@@ -53,7 +53,7 @@ fn create(pd: *mut verbs::Pd, attr: &verbs::AhAttr) -> Result<*mut verbs::Ah, Er
         return Err(Errno::ENOMEM);
     }
     let raw = verbs::Ah { context: ours.context.raw(), pd, handle: 0 };
-    let ip_options = treatment_of(&attr.grh);
+    let ip_options = ip_options_of(&attr.grh);
     let raw = UnsafeCell::new(raw);
     Ok(AhObject { raw, remote, ip_options, _pd: ours.users.join(), _context: of_context }.publish())
 }

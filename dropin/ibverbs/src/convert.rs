@@ -29,7 +29,7 @@ pub(crate) fn addr_of(gid: &verbs::Gid) -> IpAddr {
 ///
 /// Programs write hop limits of 0, 1 and 255 without meaning (ping-pongs, perftest, NCCL); the
 /// kernel, too, uses the limit of its own routes instead.
-pub(crate) fn treatment_of(route: &verbs::GlobalRoute) -> IpOptions {
+pub(crate) fn ip_options_of(route: &verbs::GlobalRoute) -> IpOptions {
     let meant = !matches!(route.hop_limit, 0 | 1 | u8::MAX);
     IpOptions { traffic_class: route.traffic_class, hop_limit: if meant { route.hop_limit } else { 0 } }
 }

@@ -7,7 +7,7 @@ use nobounce_nic::hard::state_code;
 use nobounce_nic::soft::{Access, AttrMask, ModifyError, Psn, QpAttr, Qpn};
 use nobounce_verbs as verbs;
 
-use crate::convert::{addr_of, gid_of, mtu_code, mtu_of, state_of, treatment_of};
+use crate::convert::{addr_of, gid_of, ip_options_of, mtu_code, mtu_of, state_of};
 use crate::entry::{self, Errno};
 use crate::live::Object;
 use crate::log;
@@ -68,7 +68,7 @@ fn attributes(attr: &verbs::QpAttr, mask: u32) -> Result<QpAttr, Errno> {
     }
     if has(verbs::IBV_QP_AV) {
         ours.remote = addr_of(&attr.ah_attr.grh.dgid);
-        ours.ip_options = treatment_of(&attr.ah_attr.grh);
+        ours.ip_options = ip_options_of(&attr.ah_attr.grh);
     }
     ours.qkey = attr.qkey;
     ours.en_sqd_async_notify = attr.en_sqd_async_notify != 0;

@@ -178,7 +178,7 @@ fn change(old: &CaseOutcome, new: &CaseOutcome) -> Option<Change> {
     }
     case.push_str(new.wait.words());
     if new.memory != "host" {
-        case = format!("{case}, {} {}", new.memory, new.way());
+        case = format!("{case}, {} {}", new.memory, new.memory_path());
     }
     let speed = if new.kind.is_latency() { 1.0 / ratio } else { ratio };
     Some(Change { case, unit, old: old_value, new: new_value, speed })

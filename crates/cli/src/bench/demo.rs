@@ -6,7 +6,7 @@ use std::io::Write as _;
 
 use super::args::BenchArgs;
 use super::case::{Kind, Link, Memory, Op};
-use super::model::{CaseOutcome, Report, Way};
+use super::model::{CaseOutcome, MemoryPath, Report};
 use super::numbers::figure;
 use super::{Verdict, explain_device, gpu_choice, measure, plan, with_world};
 use crate::size::Sizes;
@@ -62,18 +62,18 @@ struct Row<'a> {
 }
 
 fn rows(report: &Report) -> Vec<Row<'_>> {
-    let find = |way: Way, link: &str, kind: Kind| {
-        report.results.iter().find(|one| one.way() == way && one.link == link && one.kind == kind)
+    let find = |path: MemoryPath, link: &str, kind: Kind| {
+        report.results.iter().find(|one| one.memory_path() == path && one.link == link && one.kind == kind)
     };
     let mut rows = Vec::new();
-    for (way, memory) in [
-        (Way::Host, "host memory"),
-        (Way::Direct, "GPU memory, direct"),
-        (Way::Staged, "GPU memory, staged through host buffers"),
-        (Way::Naive, "GPU memory, cudaMemcpy around the transfer"),
+    for (path, memory) in [
+        (MemoryPath::Host, "host memory"),
+        (MemoryPath::Direct, "GPU memory, direct"),
+        (MemoryPath::Staged, "GPU memory, staged through host buffers"),
+        (MemoryPath::Naive, "GPU memory, cudaMemcpy around the transfer"),
     ] {
         for (link, carried) in [("udp", "UDP"), ("shm", "shared memory")] {
-            let (small, large) = (find(way, link, Kind::Latency), find(way, link, Kind::Bandwidth));
+            let (small, large) = (find(path, link, Kind::Latency), find(path, link, Kind::Bandwidth));
             if small.is_some() || large.is_some() {
                 rows.push(Row { name: format!("{carried}, {memory}"), small, large });
             }

@@ -202,7 +202,7 @@ impl End<'_> {
                     watch.moved();
                     return Ok(());
                 }
-                watch.look()?;
+                watch.check()?;
             }
         };
         let mut start = Instant::now();

@@ -9,7 +9,7 @@ use nobounce_predict::soft::Soft;
 use nobounce_topology::facts::Facts;
 
 use super::case::{Kind, Op, Wait};
-use super::model::{CaseOutcome, Report, Way};
+use super::model::{CaseOutcome, MemoryPath, Report};
 use super::numbers::figure;
 use crate::size::Bytes;
 
@@ -51,7 +51,7 @@ pub(super) fn shares(report: &Report, calibration: Option<&Calibration>, on: &On
     let judged = |one: &&CaseOutcome| {
         let headline = matches!((one.kind, one.size), (Kind::Latency, 8) | (Kind::Bandwidth, 1_048_576));
         let plain = one.qps == 1 && one.wait == Wait::Cq && matches!(one.op, Op::Write | Op::Read | Op::Send);
-        headline && plain && matches!(one.way(), Way::Host | Way::Direct)
+        headline && plain && matches!(one.memory_path(), MemoryPath::Host | MemoryPath::Direct)
     };
     let judged = report.results.iter().filter(judged);
     judged.filter_map(|one| share(report, one, calibration, on)).collect()
@@ -78,15 +78,18 @@ fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, 
         Kind::Latency => ("latency", format!("{} us", figure(expected))),
         _ => ("bandwidth", format!("{} GB/s", figure(super::numbers::float(one.size) / expected / 1000.0))),
     };
-    let way = if one.way() == Way::Host { "" } else { ", GPU memory" };
+    let path = if one.memory_path() == MemoryPath::Host { "" } else { ", GPU memory" };
     let over = if one.link == "shm" { ", shared memory" } else { "" };
-    let name = format!("{} {} {name}{over}{way}", one.op, Bytes(one.size));
+    let name = format!("{} {} {name}{over}{path}", one.op, Bytes(one.size));
     Some(Share { name, share: expected / measured, expected: figure })
 }
 
 fn series(report: &Report, one: &CaseOutcome) -> Series {
-    let memory =
-        if one.way() == Way::Host { "host".to_owned() } else { format!("{} {}", one.memory, one.way()) };
+    let memory = if one.memory_path() == MemoryPath::Host {
+        "host".to_owned()
+    } else {
+        format!("{} {}", one.memory, one.memory_path())
+    };
     Series {
         op: one.op.to_string(),
         kind: one.kind.to_string(),
@@ -101,7 +104,7 @@ fn series(report: &Report, one: &CaseOutcome) -> Series {
 }
 
 fn memory(one: &CaseOutcome) -> Memory {
-    if one.way() == Way::Host { Memory::Host } else { Memory::Gpu }
+    if one.memory_path() == MemoryPath::Host { Memory::Host } else { Memory::Gpu }
 }
 
 fn operation(one: &CaseOutcome) -> Operation {

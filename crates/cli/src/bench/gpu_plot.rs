@@ -3,10 +3,11 @@
 use plotters::style::RGBColor;
 
 use super::case::{Kind, Op};
-use super::model::{CaseOutcome, Report, Way};
+use super::model::{CaseOutcome, MemoryPath, Report};
 use super::plot_line::{Line, line};
 
-const WAYS: [Way; 4] = [Way::Direct, Way::Staged, Way::Naive, Way::Host];
+const MEMORY_PATHS: [MemoryPath; 4] =
+    [MemoryPath::Direct, MemoryPath::Staged, MemoryPath::Naive, MemoryPath::Host];
 
 /// The title: what is measured, and whether it is a GPU at all.
 pub(super) fn title(report: &Report) -> &'static str {
@@ -19,10 +20,10 @@ pub(super) fn title(report: &Report) -> &'static str {
 
 pub(super) fn latency(report: &Report) -> Vec<Line> {
     let mut lines = lines(report, Kind::Latency, "", true, |one| one.p50_us);
-    for way in WAYS {
-        let chosen = |one: &CaseOutcome| (one.kind, one.way()) == (Kind::GpuVisible, way);
-        let name = format!("GPU-visible, {way}");
-        lines.extend(line(report, name, color(way), false, |one| one.p50_us.filter(|_| chosen(one))));
+    for path in MEMORY_PATHS {
+        let chosen = |one: &CaseOutcome| (one.kind, one.memory_path()) == (Kind::GpuVisible, path);
+        let name = format!("GPU-visible, {path}");
+        lines.extend(line(report, name, color(path), false, |one| one.p50_us.filter(|_| chosen(one))));
     }
     lines
 }
@@ -50,21 +51,22 @@ fn lines(
     }
     let mut found = Vec::new();
     for op in ops {
-        for way in WAYS {
-            let chosen = |one: &CaseOutcome| (one.kind, one.op, one.way(), one.qps) == (kind, op, way, 1);
-            let name = format!("{op}, {way}{suffix}");
-            found.extend(line(report, name, color(way), strong, |one| value(one).filter(|_| chosen(one))));
+        for path in MEMORY_PATHS {
+            let chosen =
+                |one: &CaseOutcome| (one.kind, one.op, one.memory_path(), one.qps) == (kind, op, path, 1);
+            let name = format!("{op}, {path}{suffix}");
+            found.extend(line(report, name, color(path), strong, |one| value(one).filter(|_| chosen(one))));
         }
     }
     found
 }
 
 /// Colour-blind safe.
-fn color(way: Way) -> RGBColor {
-    match way {
-        Way::Direct => RGBColor(0x00, 0x72, 0xb2),
-        Way::Staged => RGBColor(0xd5, 0x5e, 0x00),
-        Way::Naive => RGBColor(0xaa, 0x33, 0x77),
-        Way::Host => RGBColor(0x00, 0x9e, 0x73),
+fn color(path: MemoryPath) -> RGBColor {
+    match path {
+        MemoryPath::Direct => RGBColor(0x00, 0x72, 0xb2),
+        MemoryPath::Staged => RGBColor(0xd5, 0x5e, 0x00),
+        MemoryPath::Naive => RGBColor(0xaa, 0x33, 0x77),
+        MemoryPath::Host => RGBColor(0x00, 0x9e, 0x73),
     }
 }

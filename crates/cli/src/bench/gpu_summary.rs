@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::case::{Kind, Op};
 use super::counted::Counted;
-use super::model::{CaseOutcome, Report, Way};
+use super::model::{CaseOutcome, MemoryPath, Report};
 use super::numbers::figure;
 use crate::size::Bytes;
 
@@ -25,13 +25,13 @@ const HOST_GOAL: f64 = 0.8;
 pub(super) fn lines(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     let figures = Figures { report, link: report.main_link().unwrap_or_default() };
-    if report.results.iter().all(|one| one.way() != Way::Direct) {
+    if report.results.iter().all(|one| one.memory_path() != MemoryPath::Direct) {
         lines.push("no direct figures: every path was staged, naive or in host memory".to_owned());
     }
-    for way in [Way::Staged, Way::Naive] {
-        lines.extend(figures.three(way));
+    for path in [MemoryPath::Staged, MemoryPath::Naive] {
+        lines.extend(figures.three(path));
     }
-    if let Some((direct, staged)) = figures.pair(Op::Write, Kind::GpuVisible, 8, Way::Staged) {
+    if let Some((direct, staged)) = figures.pair(Op::Write, Kind::GpuVisible, 8, MemoryPath::Staged) {
         let share = figure(direct / staged);
         let (direct, staged) = (figure(direct), figure(staged));
         lines.push(format!(
@@ -67,7 +67,7 @@ pub(super) fn contradictions(report: &Report) -> Vec<String> {
                 "NOT DIRECT: {case} reports direct, but the NIC counted {staged} staged bytes"
             ));
         }
-        if one.way() == Way::Staged && staged == 0 && one.size > 0 {
+        if one.memory_path() == MemoryPath::Staged && staged == 0 && one.size > 0 {
             lines.push(format!(
                 "NOT STAGED: {case} reports {}, but the NIC counted no staged bytes",
                 one.path
@@ -85,7 +85,7 @@ struct Goal {
     kind: Kind,
     range: RangeInclusive<u64>,
     range_name: &'static str,
-    other: Way,
+    other: MemoryPath,
     bound: f64,
 }
 
@@ -94,26 +94,26 @@ const GOALS: [Goal; 3] = [
         kind: Kind::Latency,
         range: 8..=SHORT,
         range_name: "8 B to 4 KiB",
-        other: Way::Staged,
+        other: MemoryPath::Staged,
         bound: LATENCY_GOAL,
     },
     Goal {
         kind: Kind::Bandwidth,
         range: LONG..=u64::MAX,
         range_name: "1 MiB and above",
-        other: Way::Staged,
+        other: MemoryPath::Staged,
         bound: BANDWIDTH_GOAL,
     },
     Goal {
         kind: Kind::Bandwidth,
         range: LONG..=u64::MAX,
         range_name: "1 MiB and above",
-        other: Way::Host,
+        other: MemoryPath::Host,
         bound: HOST_GOAL,
     },
 ];
 
-/// Direct's share of another way, where it is worst.
+/// Direct's share of another path, where it is worst.
 struct Share {
     op: Op,
     goal: &'static Goal,
@@ -136,7 +136,7 @@ impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Goal { kind, range_name, other, .. } = self.goal;
         let op = self.op.to_string().to_uppercase();
-        let other = if *other == Way::Host { "host to host" } else { "staged" };
+        let other = if *other == MemoryPath::Host { "host to host" } else { "staged" };
         let (share, size) = (figure(self.share), Bytes(self.size));
         write!(f, "{op} {kind} direct / {other}, {range_name}: {share} at {size}")
     }
@@ -158,9 +158,9 @@ struct Figures<'a> {
 }
 
 impl Figures<'_> {
-    fn of(&self, op: Op, kind: Kind, size: u64, way: Way) -> Option<f64> {
+    fn of(&self, op: Op, kind: Kind, size: u64, path: MemoryPath) -> Option<f64> {
         let wanted = |one: &&CaseOutcome| {
-            (one.op, one.kind, one.size, one.qps, one.way()) == (op, kind, size, 1, way)
+            (one.op, one.kind, one.size, one.qps, one.memory_path()) == (op, kind, size, 1, path)
                 && one.link == self.link
         };
         let one = self.report.results.iter().find(wanted)?;
@@ -168,20 +168,20 @@ impl Figures<'_> {
     }
 
     /// Direct's figure, and the other's.
-    fn pair(&self, op: Op, kind: Kind, size: u64, other: Way) -> Option<(f64, f64)> {
-        let pair = self.of(op, kind, size, Way::Direct).zip(self.of(op, kind, size, other));
+    fn pair(&self, op: Op, kind: Kind, size: u64, other: MemoryPath) -> Option<(f64, f64)> {
+        let pair = self.of(op, kind, size, MemoryPath::Direct).zip(self.of(op, kind, size, other));
         pair.filter(|(_, other)| *other > 0.0)
     }
 
     /// The three figures of NVIDIA's product brief: latency, unidirectional and bidirectional
     /// bandwidth.
-    fn three(&self, other: Way) -> Vec<String> {
+    fn three(&self, other: MemoryPath) -> Vec<String> {
         let three = [
             (Kind::Latency, 8, "latency of 8 B", "us"),
             (Kind::Bandwidth, LONG, "one way, 1 MiB", "GB/s"),
             (Kind::Bidirectional, LONG, "both ways, 1 MiB", "GB/s"),
         ];
-        let name = if other == Way::Naive { "naive staging" } else { "staged" };
+        let name = if other == MemoryPath::Naive { "naive staging" } else { "staged" };
         let lines = three.into_iter().filter_map(|(kind, size, what, unit)| {
             let (direct, staged) = self.pair(Op::Write, kind, size, other)?;
             // Higher is better for bandwidth, lower for latency: a factor above 1 favours direct.
@@ -213,7 +213,8 @@ impl Figures<'_> {
     }
 
     fn sizes(&self, op: Op, kind: Kind) -> Vec<u64> {
-        let of_it = |one: &&CaseOutcome| (one.op, one.kind, one.way()) == (op, kind, Way::Direct);
+        let of_it =
+            |one: &&CaseOutcome| (one.op, one.kind, one.memory_path()) == (op, kind, MemoryPath::Direct);
         let mut sizes: Vec<u64> = self.report.results.iter().filter(of_it).map(|one| one.size).collect();
         sizes.sort_unstable();
         sizes.dedup();

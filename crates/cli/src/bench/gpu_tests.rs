@@ -5,7 +5,7 @@ use super::case::{Amount, Case, Kind, Link, Memory, Op, Place};
 use super::counted::{Counted, Moved};
 use super::flow_tests::{Mock, example_machine, plan_of, try_run, world};
 use super::machine::GpuFacts;
-use super::model::{Report, Way};
+use super::model::{MemoryPath, Report};
 use super::plan;
 use super::plan_error::PlanError;
 use super::udp_counters::UdpCounters;
@@ -218,12 +218,12 @@ fn a_path_that_the_counters_deny_is_a_failure() {
     let honest = quick();
     assert_eq!(gpu_summary::contradictions(&honest), Vec::<String>::new());
     let mut lying = honest.clone();
-    let direct = lying.results.iter_mut().find(|one| one.way() == Way::Direct).unwrap();
+    let direct = lying.results.iter_mut().find(|one| one.memory_path() == MemoryPath::Direct).unwrap();
     direct.counted.as_mut().unwrap().there.inbound.staged.bytes = 3;
     let told = gpu_summary::contradictions(&lying);
     assert_eq!(told, ["NOT DIRECT: write 8 B latency reports direct, but the NIC counted 3 staged bytes"]);
     let mut lying = honest;
-    let staged = lying.results.iter_mut().find(|one| one.way() == Way::Staged).unwrap();
+    let staged = lying.results.iter_mut().find(|one| one.memory_path() == MemoryPath::Staged).unwrap();
     staged.counted = Some(Counted::default());
     assert!(gpu_summary::contradictions(&lying)[0].starts_with("NOT STAGED: write 8 B latency"));
     let (verdict, printed) =
@@ -234,7 +234,7 @@ fn a_path_that_the_counters_deny_is_a_failure() {
 #[test]
 fn without_a_direct_path_the_summary_says_so() {
     let mut report = quick();
-    for one in report.results.iter_mut().filter(|one| one.way() == Way::Direct) {
+    for one in report.results.iter_mut().filter(|one| one.memory_path() == MemoryPath::Direct) {
         one.path = "staged (the window is switched off)".to_owned();
     }
     let lines = gpu_summary::lines(&report);

@@ -134,7 +134,7 @@ pub(crate) struct CaseOutcome {
 
 /// Memory and path of a result, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum MemoryPath {
     /// Host memory.
     Host,
     /// GPU memory, direct.
@@ -145,7 +145,7 @@ pub(crate) enum Way {
     Naive,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for MemoryPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Host => "host",
@@ -242,12 +242,12 @@ impl CaseOutcome {
     }
 
     /// Memory and path in one word: `host`, `direct`, `staged` or `naive`.
-    pub(crate) fn way(&self) -> Way {
+    pub(crate) fn memory_path(&self) -> MemoryPath {
         match (self.memory.as_str(), self.path.split_whitespace().next()) {
-            ("host", _) => Way::Host,
-            (_, Some("staged")) => Way::Staged,
-            (_, Some("naive")) => Way::Naive,
-            _ => Way::Direct,
+            ("host", _) => MemoryPath::Host,
+            (_, Some("staged")) => MemoryPath::Staged,
+            (_, Some("naive")) => MemoryPath::Naive,
+            _ => MemoryPath::Direct,
         }
     }
 

@@ -179,8 +179,8 @@ fn kind_of_row(report: &Report, one: &CaseOutcome) -> String {
     let what = if one.kind == Kind::GpuVisible { "gpu-visible".to_owned() } else { one.op.to_string() };
     match &report.machine.gpu {
         None => what,
-        Some(_) if one.memory == "stand-in" => format!("{what}, stand-in {}", one.way()),
-        Some(_) => format!("{what}, {}", one.way()),
+        Some(_) if one.memory == "stand-in" => format!("{what}, stand-in {}", one.memory_path()),
+        Some(_) => format!("{what}, {}", one.memory_path()),
     }
 }
 

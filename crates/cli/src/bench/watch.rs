@@ -20,31 +20,31 @@ const FEW: u32 = 1 << 10;
 pub(super) struct Watch<'a> {
     connection: &'a Connection,
     since: Instant,
-    looked: Instant,
-    looks: u32,
+    polled: Instant,
+    polls: u32,
 }
 
 impl<'a> Watch<'a> {
     pub(super) fn new(connection: &'a Connection) -> Self {
-        Self { connection, since: Instant::now(), looked: Instant::now(), looks: 0 }
+        Self { connection, since: Instant::now(), polled: Instant::now(), polls: 0 }
     }
 
     pub(super) fn moved(&mut self) {
-        self.looks = 0;
+        self.polls = 0;
     }
 
-    pub(super) fn look(&mut self) -> anyhow::Result<()> {
-        self.looks += 1;
+    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        self.polls += 1;
         // Not at the first poll: most waits end after a few, and each would read the clock.
-        if self.looks == FEW {
+        if self.polls == FEW {
             self.since = Instant::now();
         }
-        if self.looks.is_multiple_of(1 << 14) {
+        if self.polls.is_multiple_of(1 << 14) {
             // This process was stopped (Ctrl-Z, SIGSTOP): the gap does not count as waiting.
-            if self.looks > 1 << 14 && self.looked.elapsed() > QUIET {
+            if self.polls > 1 << 14 && self.polled.elapsed() > QUIET {
                 self.since = Instant::now();
             }
-            self.looked = Instant::now();
+            self.polled = Instant::now();
             ensure!(!self.connection.is_peer_gone(), "the bench peer is gone");
             check_device(self.connection)?;
             ensure!(
@@ -63,7 +63,7 @@ impl<'a> Watch<'a> {
         got.clear();
         let count = self.connection.cq().poll(got, 64)?;
         if count == 0 {
-            self.look()?;
+            self.check()?;
             return Ok(0);
         }
         self.moved();

@@ -53,11 +53,11 @@ impl Endings {
     /// Why something of these addresses is gone, if that is so.
     #[inline]
     pub(super) fn among(&self, wanted: &Range<u64>) -> Option<Gone> {
-        if self.any.load(Ordering::Acquire) { self.look(wanted) } else { None }
+        if self.any.load(Ordering::Acquire) { self.search(wanted) } else { None }
     }
 
     #[cold]
-    fn look(&self, wanted: &Range<u64>) -> Option<Gone> {
+    fn search(&self, wanted: &Range<u64>) -> Option<Gone> {
         let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
         let gone = |part: &Range<u64>| part.start < wanted.end && wanted.start < part.end;
         parts.iter().find(|(part, _)| gone(part)).map(|(_, gone)| *gone)

@@ -17,7 +17,7 @@ use super::error::{CudaError, DriverError};
 use super::gpu_window::GpuWindow;
 use super::range::{self, GpuRange, GpuRangeError, MemoryKind, Segment};
 use super::shadow::Shadowed;
-use super::watch::{self, LookedAfter};
+use super::watch::{self, WatchGuard};
 use super::window::{self, Mapping, MappingOwner, Method, WindowRefusal};
 use crate::guard::{self, InstallError};
 use crate::path::{Mechanism, Path, Paths, Reason, Require};
@@ -151,7 +151,7 @@ pub struct GpuMemory {
     mapping: Option<Arc<Mapping>>,
     owner: MappingOwner,
     endings: Endings,
-    looked_after: OnceLock<LookedAfter>,
+    watch_guard: OnceLock<WatchGuard>,
     /// Shows whether its context is still alive, where that can be known.
     witness: Option<KeptContext>,
     host: Option<Window>,
@@ -193,7 +193,7 @@ impl GpuMemory {
             mapping: None,
             owner,
             endings: Endings::default(),
-            looked_after: OnceLock::new(),
+            watch_guard: OnceLock::new(),
             witness: None,
             host: None,
             paths: Paths::both(Path::Direct(Mechanism::Cpu)),
@@ -328,8 +328,8 @@ impl GpuMemory {
     /// # Errors
     /// The watcher thread cannot be started.
     pub fn end_when_freed(self: &Arc<Self>) -> io::Result<()> {
-        if self.window.is_some() && self.looked_after.get().is_none() {
-            let _ = self.looked_after.set(watch::add(self)?);
+        if self.window.is_some() && self.watch_guard.get().is_none() {
+            let _ = self.watch_guard.set(watch::add(self)?);
         }
         Ok(())
     }

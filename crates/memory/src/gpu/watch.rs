@@ -58,11 +58,11 @@ struct Watched {
     /// There was a watched registration since the last round, though it may be gone again.
     in_use: bool,
     /// The watcher thread runs.
-    looked_after: bool,
+    is_running: bool,
 }
 
 static WATCHED: Mutex<Watched> =
-    Mutex::new(Watched { watches: BTreeMap::new(), in_use: false, looked_after: false });
+    Mutex::new(Watched { watches: BTreeMap::new(), in_use: false, is_running: false });
 
 fn lock() -> MutexGuard<'static, Watched> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -70,18 +70,18 @@ fn lock() -> MutexGuard<'static, Watched> {
 
 /// A registration is watched for as long as this lives.
 #[derive(Debug)]
-pub(super) struct LookedAfter {
+pub(super) struct WatchGuard {
     allocations: Vec<Allocation>,
     memory: usize,
 }
 
 /// Watches this memory from now on.
-pub(super) fn add(memory: &Arc<GpuMemory>) -> io::Result<LookedAfter> {
+pub(super) fn add(memory: &Arc<GpuMemory>) -> io::Result<WatchGuard> {
     let name = Arc::as_ptr(memory).addr();
     let mut watched = lock();
-    if !watched.looked_after {
+    if !watched.is_running {
         start()?;
-        watched.looked_after = true;
+        watched.is_running = true;
     }
     watched.in_use = true;
     let mut allocations = Vec::new();
@@ -91,10 +91,10 @@ pub(super) fn add(memory: &Arc<GpuMemory>) -> io::Result<LookedAfter> {
         watched.watches.insert((allocation, name), watch);
         allocations.push(allocation);
     }
-    Ok(LookedAfter { allocations, memory: name })
+    Ok(WatchGuard { allocations, memory: name })
 }
 
-impl Drop for LookedAfter {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         // A forked child has no watcher thread, and a thread that does not exist there may hold the
         // lock.
@@ -143,10 +143,10 @@ fn start() -> io::Result<()> {
         unsafe { libc::atexit(at_exit) };
     });
     let _blocked = BlockedSignals::new();
-    std::thread::Builder::new().name("nobounce-watch".into()).spawn(look).map(|_| ())
+    std::thread::Builder::new().name("nobounce-watch".into()).spawn(watch_all).map(|_| ())
 }
 
-fn look() {
+fn watch_all() {
     let Ok(driver) = Driver::get() else { return };
     driver.keep_relaxed();
     let (mut last, mut idle) = (None, 0);
@@ -156,7 +156,7 @@ fn look() {
         let in_use = mem::take(&mut watched.in_use) || !watched.watches.is_empty();
         idle = if in_use { 0 } else { idle + 1 };
         if idle == IDLE_ROUNDS || EXITING.load(Ordering::SeqCst) {
-            watched.looked_after = false;
+            watched.is_running = false;
             return;
         }
         drop(watched);

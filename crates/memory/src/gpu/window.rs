@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rungs_are_tried_from_the_cleanest_to_the_last() {
+    fn methods_are_tried_from_the_cleanest_to_the_last() {
         assert!(Method::ALL.is_sorted());
         let reason = "the module is not loaded".to_owned();
         let refusal = WindowRefusal { method: Method::Gdrdrv, reason, may_pass: false };

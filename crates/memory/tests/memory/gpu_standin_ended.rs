@@ -15,7 +15,7 @@ const A_WHILE: Duration = Duration::from_millis(60);
 
 /// Registers memory and has it watched.
 #[track_caller]
-fn looked_after(addr: u64, len: usize) -> Arc<GpuMemory> {
+fn watched(addr: u64, len: usize) -> Arc<GpuMemory> {
     let memory = Arc::new(register(addr, len).unwrap());
     assert!(memory.window().is_some(), "{memory}");
     memory.end_when_freed().unwrap();
@@ -54,7 +54,7 @@ fn memory_that_was_freed_is_cut_off() {
         let cuda = StandIn::program();
         for len in [256, 70_000, MIB, 2 * MIB, 5 * MIB] {
             let addr = cuda.malloc(len);
-            let (old, other) = (looked_after(addr, len), looked_after(cuda.malloc(len), len));
+            let (old, other) = (watched(addr, len), watched(cuda.malloc(len), len));
             sleep(A_WHILE);
             lives(&old);
             assert_eq!(cuda.free(addr), 0);
@@ -65,7 +65,7 @@ fn memory_that_was_freed_is_cut_off() {
             assert!(old.window().unwrap().store(0, &[4; 64]).is_err());
             assert_eq!(cuda.peek(again, 64), [3; 64]);
             // The new memory at that address is another registration, and the neighbour goes on.
-            lives(&looked_after(again, len));
+            lives(&watched(again, len));
             lives(&other);
         }
     });
@@ -76,7 +76,7 @@ fn vmm_memory_that_was_unmapped_is_cut_off() {
     alone("gpu_standin_ended::vmm_memory_that_was_unmapped_is_cut_off", &[], || {
         let cuda = StandIn::program();
         let vmm = cuda.vmm(1, 2 * MIB, true);
-        let memory = looked_after(vmm.addr, vmm.len);
+        let memory = watched(vmm.addr, vmm.len);
         sleep(A_WHILE);
         lives(&memory);
         assert_eq!(cuda.unmap(vmm.addr, vmm.len), 0);
@@ -90,7 +90,7 @@ fn a_part_that_was_unmapped_ends_by_itself() {
     alone("gpu_standin_ended::a_part_that_was_unmapped_ends_by_itself", &[], || {
         let (cuda, each) = (StandIn::program(), 2 * MIB);
         let vmm = cuda.vmm(3, each, true);
-        let memory = looked_after(vmm.addr, vmm.len);
+        let memory = watched(vmm.addr, vmm.len);
         let window = memory.window().unwrap();
         for part in [1, 2, 0] {
             lives_at(&memory, part * each);
@@ -117,10 +117,10 @@ fn memory_of_a_destroyed_context_is_cut_off() {
     alone("gpu_standin_ended::memory_of_a_destroyed_context_is_cut_off", &[], || {
         let cuda = StandIn::program();
         cuda.crash_on_dead_handles(1);
-        let other = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
+        let other = watched(cuda.malloc(4 * MIB), 4 * MIB);
         let mut context = 0;
         assert_eq!(cuda.create_context(&mut context, 0, 0), 0);
-        let memory = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
+        let memory = watched(cuda.malloc(4 * MIB), 4 * MIB);
         lives(&memory);
         assert_eq!(cuda.destroy_context(context), 0);
         let gone = ends(&memory, "context");
@@ -137,7 +137,7 @@ fn memory_of_a_device_that_was_reset_is_cut_off() {
         let kinds = [Made::Malloc, Made::Small, Made::Vmm];
         let memories = kinds.map(|kind| {
             let (addr, len) = kind.make(cuda);
-            looked_after(addr, len)
+            watched(addr, len)
         });
         memories.iter().for_each(|memory| lives(memory));
         cuda.device_reset();
@@ -145,7 +145,7 @@ fn memory_of_a_device_that_was_reset_is_cut_off() {
             ends(&memory, "");
         }
         let cuda = StandIn::program();
-        lives(&looked_after(cuda.malloc(4 * MIB), 4 * MIB));
+        lives(&watched(cuda.malloc(4 * MIB), 4 * MIB));
     });
 }
 
@@ -158,7 +158,7 @@ fn memory_by_gdrdrv_is_cut_off_with_its_context_and_its_device() {
         cuda.refuse_dmabuf_mmap(1);
         cuda.crash_on_dead_handles(1);
         let by_gdrdrv = || {
-            let memory = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
+            let memory = watched(cuda.malloc(4 * MIB), 4 * MIB);
             assert_eq!(memory.method(), Some(Method::Gdrdrv), "{memory}");
             lives(&memory);
             memory
@@ -181,7 +181,7 @@ fn a_driver_that_cannot_answer_takes_nothing_away() {
     alone("gpu_standin_ended::a_driver_that_cannot_answer_takes_nothing_away", &[], || {
         let cuda = StandIn::program();
         let addr = cuda.malloc(4 * MIB);
-        let memory = looked_after(addr, 4 * MIB);
+        let memory = watched(addr, 4 * MIB);
         for code in [1, 3, 4, 201, 700, 719, 999] {
             // The query of the first round consumes some failures, the confirming query the others.
             for _ in 0..(if code == 1 { 1 } else { 3 }) {
@@ -202,7 +202,7 @@ fn a_driver_that_cannot_answer_takes_nothing_away() {
 fn looking_breaks_no_capture_and_makes_no_context() {
     alone("gpu_standin_ended::looking_breaks_no_capture_and_makes_no_context", &[], || {
         let cuda = StandIn::program();
-        let memory = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
+        let memory = watched(cuda.malloc(4 * MIB), 4 * MIB);
         let (contexts, stream) = (cuda.live(c"contexts"), cuda.stream(1));
         assert_eq!(cuda.begin_capture(stream, fake_cuda::client::GLOBAL), 0);
         let asked = cuda.calls(c"cuPointerGetAttribute");
@@ -220,7 +220,7 @@ fn registrations_of_one_allocation_are_asked_after_together() {
     alone("gpu_standin_ended::registrations_of_one_allocation_are_asked_after_together", &[], || {
         let cuda = StandIn::program();
         let addr = cuda.malloc(4 * MIB);
-        let kept: Vec<_> = (0..1000).map(|at| looked_after(addr + at * 64, 4096)).collect();
+        let kept: Vec<_> = (0..1000).map(|at| watched(addr + at * 64, 4096)).collect();
         let (begin, asked) = (Instant::now(), cuda.calls(c"cuPointerGetAttribute"));
         sleep(A_WHILE);
         let asked = cuda.calls(c"cuPointerGetAttribute") - asked;
@@ -228,7 +228,7 @@ fn registrations_of_one_allocation_are_asked_after_together() {
         assert!(u128::from(asked) <= rounds, "{asked} questions in {rounds} rounds");
         let before = (open_files(), mappings());
         for at in 0..2000 {
-            drop(looked_after(addr + at % 7 * 4096, 4096));
+            drop(watched(addr + at % 7 * 4096, 4096));
         }
         assert_eq!((open_files(), mappings()), before);
         assert_eq!(cuda.free(addr), 0);
@@ -246,7 +246,7 @@ fn many_allocations_are_all_looked_after() {
     alone("gpu_standin_ended::many_allocations_are_all_looked_after", &[], || {
         let cuda = StandIn::program();
         let addrs: Vec<u64> = (0..300).map(|_| cuda.malloc(4096)).collect();
-        let memories: Vec<_> = addrs.iter().map(|addr| looked_after(*addr, 4096)).collect();
+        let memories: Vec<_> = addrs.iter().map(|addr| watched(*addr, 4096)).collect();
         for at in [0, 63, 64, 150, 299] {
             assert_eq!(cuda.free(addrs[at]), 0);
             ends(&memories[at], "was freed");
@@ -262,7 +262,7 @@ fn what_was_freed_is_not_kept() {
     alone("gpu_standin_ended::what_was_freed_is_not_kept", &[], || {
         let cuda = StandIn::program();
         let addr = cuda.malloc(4 * MIB);
-        let memory = looked_after(addr, 4 * MIB);
+        let memory = watched(addr, 4 * MIB);
         let at = format!("{:x}-", memory.window().unwrap().as_mut_ptr().addr());
         let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap();
         let of_it = |maps: &str| maps.lines().find(|line| line.starts_with(&at)).map(str::to_owned);
@@ -281,7 +281,7 @@ fn a_forked_child_lets_go() {
     alone("gpu_standin_ended::a_forked_child_lets_go", &[], || {
         let cuda = StandIn::program();
         let addr = cuda.malloc(4 * MIB);
-        let memory = looked_after(addr, 4 * MIB);
+        let memory = watched(addr, 4 * MIB);
         for exits in [false, true].repeat(10) {
             // SAFETY: the child drops what it has and ends.
             let child = unsafe { libc::fork() };
@@ -323,7 +323,7 @@ fn an_exiting_process_asks_nothing_more() {
         // SAFETY: the function lives as long as the process. It is registered first, as a driver's
         // is, and so runs last.
         assert_eq!(unsafe { libc::atexit(after_ours) }, 0);
-        let memory = looked_after(cuda.malloc(4 * MIB), 4 * MIB);
+        let memory = watched(cuda.malloc(4 * MIB), 4 * MIB);
         let asked = cuda.calls(c"cuPointerGetAttribute");
         eventually("a question", || cuda.calls(c"cuPointerGetAttribute") > asked + 1);
         // Left open, as programs do.

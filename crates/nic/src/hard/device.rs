@@ -297,16 +297,16 @@ impl Device {
         if self.inner.is_forked() { Err(CreateError::Forked(self.name().to_owned())) } else { Ok(()) }
     }
 
-    /// As [`look`](Self::look), and also queries the port: after a failure, because its event may
-    /// come later. Costs a system call.
+    /// As [`health`](Self::health), and also queries the port: after a failure, because its event
+    /// may come later. Costs a system call.
     pub fn examine(&self) -> Health {
-        let mut health = self.look();
+        let mut health = self.health();
         if health.forked {
             return health;
         }
         match self.inner.context.port(self.inner.port.number) {
             Ok(attr) => {
-                // The queried state overrides earlier events, and is kept for the next `look`.
+                // The queried state overrides earlier events, and is kept for the next `health`.
                 health.port_down = attr.state != verbs::IBV_PORT_ACTIVE;
                 self.inner.health.lock().unwrap_or_else(PoisonError::into_inner).port_down = health.port_down;
             }
@@ -316,7 +316,7 @@ impl Device {
     }
 
     /// Takes pending asynchronous events and returns the device's health. Never blocks.
-    pub fn look(&self) -> Health {
+    pub fn health(&self) -> Health {
         if self.inner.is_forked() {
             return Health { forked: true, ..Health::default() };
         }

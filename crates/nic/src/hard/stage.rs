@@ -98,7 +98,7 @@ impl Shadow {
                 wait(&engine, first)?;
             }
             let piece = PIECE.min(len - at);
-            let mut room = patient_chunk(&engine)?;
+            let mut room = wait_for_chunk(&engine)?;
             if let Some(bytes) = room.get_mut() {
                 self.buffer.read_at(offset + at, &mut bytes[..piece]).map_err(|error| error.to_string())?;
             }
@@ -112,12 +112,12 @@ impl Shadow {
 }
 
 fn chunk(engine: &CopyEngine, none_under_way: bool) -> Result<Option<PinnedChunk>, String> {
-    if none_under_way { patient_chunk(engine).map(Some) } else { Ok(engine.take_chunk()) }
+    if none_under_way { wait_for_chunk(engine).map(Some) } else { Ok(engine.take_chunk()) }
 }
 
-fn patient_chunk(engine: &CopyEngine) -> Result<PinnedChunk, String> {
+fn wait_for_chunk(engine: &CopyEngine) -> Result<PinnedChunk, String> {
     let mut found = None;
-    patiently(|| {
+    poll_until_done(|| {
         found = engine.take_chunk();
         Ok(found.is_some())
     })?;
@@ -125,7 +125,7 @@ fn patient_chunk(engine: &CopyEngine) -> Result<PinnedChunk, String> {
 }
 
 fn wait(engine: &CopyEngine, copy: PendingCopy) -> Result<PinnedChunk, String> {
-    patiently(|| engine.poll(&copy).map_err(|error| error.to_string()))?;
+    poll_until_done(|| engine.poll(&copy).map_err(|error| error.to_string()))?;
     copy.into_chunk().map_err(|_| too_slow())
 }
 
@@ -133,7 +133,7 @@ fn too_slow() -> String {
     format!("the GPU's copy engine did not finish within {LIMIT:?}")
 }
 
-fn patiently(mut done: impl FnMut() -> Result<bool, String>) -> Result<(), String> {
+fn poll_until_done(mut done: impl FnMut() -> Result<bool, String>) -> Result<(), String> {
     let start = Instant::now();
     while !done()? {
         if start.elapsed() > LIMIT {

@@ -214,7 +214,7 @@ impl<L: Link> FaultLink<L> {
 }
 
 impl<L: Link> Link for FaultLink<L> {
-    forward!(self => self.inner; identity, opening, nearness, services, waiting);
+    forward!(self => self.inner; identity, opening, same_host, services, waiting);
 
     /// Returns no ring, so that packets have an ICRC: corruption must be detectable.
     fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {

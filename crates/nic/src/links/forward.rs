@@ -27,7 +27,7 @@ macro_rules! forward {
             ($to).listen()
         }
     };
-    (@nearness $self:ident, $to:expr) => {
+    (@same_host $self:ident, $to:expr) => {
         fn departed(&mut $self) -> Option<$crate::links::Departed> {
             ($to).departed()
         }

@@ -299,7 +299,7 @@ pub trait Link: Send + fmt::Debug {
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
-    forward!(self => **self; identity, opening, nearness, services, waiting);
+    forward!(self => **self; identity, opening, same_host, services, waiting);
 
     fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
         (**self).peer_ring(remote, slot)

@@ -200,7 +200,7 @@ fn has_icrc(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<Vec<u8>> {
 }
 
 impl<L: Link> Link for PcapLink<L> {
-    forward!(self => self.inner; identity, opening, nearness, services, waiting);
+    forward!(self => self.inner; identity, opening, same_host, services, waiting);
 
     /// Returns no ring, so that packets have an ICRC: readers of the capture expect one.
     fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {

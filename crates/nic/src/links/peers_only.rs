@@ -23,7 +23,7 @@ impl<L: Link> PeersOnlyLink<L> {
 }
 
 impl<L: Link> Link for PeersOnlyLink<L> {
-    forward!(self => self.inner; identity, opening, nearness, services, waiting);
+    forward!(self => self.inner; identity, opening, same_host, services, waiting);
 
     fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
         self.inner.peer_ring(remote, slot)

@@ -258,7 +258,7 @@ fn unix_micros() -> u64 {
 }
 
 impl<L: Link> Link for SealedLink<L> {
-    forward!(self => self.inner; nearness, waiting);
+    forward!(self => self.inner; same_host, waiting);
 
     fn local(&self) -> IpAddr {
         self.inner.local()

@@ -118,7 +118,7 @@ pub enum CreateQpError {
     Listen(#[from] links::OpenError),
     /// The engine thread could not be started.
     #[error("cannot start the engine thread: {0}")]
-    Helper(#[from] io::Error),
+    EngineThread(#[from] io::Error),
     /// A further engine could not be opened.
     #[error(transparent)]
     Engine(Box<dyn std::error::Error + Send + Sync>),

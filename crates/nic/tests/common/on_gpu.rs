@@ -10,13 +10,13 @@ use super::{ALL_ACCESS, End, MIB, patterns};
 
 pub(crate) const LEN: usize = 2 * MIB;
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum GpuMethod {
     Window,
     NoWindow,
     Staged,
 }
 
-impl Way {
+impl GpuMethod {
     pub(crate) const ALL: [Self; 3] = [Self::Window, Self::NoWindow, Self::Staged];
 
     pub(crate) fn options(self) -> GpuOptions {
@@ -32,9 +32,9 @@ pub(crate) struct OnGpu {
 }
 
 impl OnGpu {
-    pub(crate) fn new(end: &End, gpu: &'static StandIn, way: Way) -> Self {
-        gpu.refuse_dmabuf_mmap(i32::from(way == Way::NoWindow));
-        let addr = if way == Way::NoWindow { pool(gpu) } else { gpu.malloc(LEN) };
+    pub(crate) fn new(end: &End, gpu: &'static StandIn, way: GpuMethod) -> Self {
+        gpu.refuse_dmabuf_mmap(i32::from(way == GpuMethod::NoWindow));
+        let addr = if way == GpuMethod::NoWindow { pool(gpu) } else { gpu.malloc(LEN) };
         // SAFETY: the test touches the memory through the stand-in only.
         let mr = unsafe { end.pd.register_gpu(addr, LEN, ALL_ACCESS, &way.options()) }.unwrap();
         Self { gpu, addr, mr }

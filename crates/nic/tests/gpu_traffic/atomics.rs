@@ -7,7 +7,7 @@ use nobounce_nic::soft::{Mtu, Status};
 use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 
 use crate::common::{End, config, connect};
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 const QPS: usize = 4;
 const EACH: usize = 1000;
@@ -39,13 +39,13 @@ fn set(memory: &Memory, value: u64) {
     memory.put(&bytes);
 }
 
-fn kinds() -> [(Kind, Way); 5] {
+fn kinds() -> [(Kind, GpuMethod); 5] {
     [
-        (Kind::Buffer, Way::Direct),
-        (Kind::Malloc, Way::Direct),
-        (Kind::Pool, Way::Direct),
-        (Kind::Malloc, Way::Staged),
-        (Kind::Buffer, Way::WindowOff),
+        (Kind::Buffer, GpuMethod::Direct),
+        (Kind::Malloc, GpuMethod::Direct),
+        (Kind::Pool, GpuMethod::Direct),
+        (Kind::Malloc, GpuMethod::Staged),
+        (Kind::Buffer, GpuMethod::WindowOff),
     ]
 }
 

@@ -9,7 +9,7 @@ use nobounce_memory::gpu::{CudaError, Gpu};
 use nobounce_nic::soft::Mtu;
 
 use crate::common::pair;
-use crate::rig::{Kind, Memory, Rig, Way};
+use crate::rig::{GpuMethod, Kind, Memory, Rig};
 use crate::traffic::Plan;
 
 const SIZES: [usize; 5] = [8, 4096, 20_000, 262_145, 1 << 20];
@@ -50,7 +50,7 @@ impl<'a> Capture<'a> {
 }
 
 /// Everything that is to go on during a capture.
-fn everything(plan: &Plan, addr: &str, way: Way) {
+fn everything(plan: &Plan, addr: &str, way: GpuMethod) {
     let (a, b) = pair(addr, 4096, Mtu::Mtu4096);
     let regions = plan.register(&a, &b, way);
     plan.run(&a, &b, &regions);
@@ -65,7 +65,7 @@ fn everything(plan: &Plan, addr: &str, way: Way) {
 fn on_this_thread() {
     let Some(rig) = Rig::new("capture::on_this_thread") else { return };
     let scratch = Memory::new(&rig, Kind::Malloc, 4096);
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let plan = Plan::new(&rig, Kind::Malloc, &SIZES);
         plan.fill(&rig);
         let capture = Capture::begin(&rig.gpu, &scratch);
@@ -79,7 +79,7 @@ fn on_this_thread() {
 fn on_another_thread() {
     let Some(rig) = Rig::new("capture::on_another_thread") else { return };
     let scratch = Memory::new(&rig, Kind::Malloc, 4096);
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let plan = Plan::new(&rig, Kind::Buffer, &SIZES);
         plan.fill(&rig);
         let (begun, has_begun) = channel();

@@ -8,7 +8,7 @@ use nobounce_nic::work::{Operation, SendRequest};
 
 use crate::common::{End, pair, reconnect};
 use crate::freed::{goes_on, refused};
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 const LEN: usize = 2 << 20;
 const SIZES: [usize; 3] = [64, 20_000, 1 << 20];
@@ -35,8 +35,8 @@ fn create(gpu: &Gpu) -> Context {
 
 /// WRITEs, READs and atomics into, and WRITEs out of, memory that is gone: each ends, and none says
 /// that it was done.
-fn afterwards(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way) {
-    if way == Way::Direct {
+fn afterwards(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: GpuMethod) {
+    if way == GpuMethod::Direct {
         for mr in [at_a, at_b] {
             println!("figure: context gone: noticed after {:.0?}", rig::await_end(mr));
             println!("figure: context gone: {}", mr.gpu_memory().unwrap().ended().unwrap());
@@ -57,7 +57,7 @@ fn afterwards(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way) {
             let status = rig::status(a);
             println!("figure: context gone, {way:?}, {what}, {size} bytes: {status:?}");
             assert!(status != Status::Success, "{what}, {size} bytes");
-            assert!(way != Way::Direct || status == ended, "{what}, {size} bytes: {status:?}");
+            assert!(way != GpuMethod::Direct || status == ended, "{what}, {size} bytes: {status:?}");
             reconnect(a, b, Mtu::Mtu4096);
         }
     }
@@ -78,7 +78,7 @@ fn loaded(mr: &Mr, len: usize) -> Vec<u8> {
 /// VMM memory that outlived the reset: the window reaches it as before, for it needs no context.
 /// Copy-engine transfers, whose streams were destroyed with the context, succeed or fail with an
 /// error. No request reports success without the bytes.
-fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
+fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: GpuMethod, held: &[u8]) {
     for (turn, size) in SIZES.into_iter().enumerate() {
         let (seed, half) = (20 + turn as u8, LEN / 2);
         let (here, there) = (rig::sge(at_a, 0, size), rig::remote(at_b, 0));
@@ -98,7 +98,7 @@ fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
             if status != Status::Success {
                 // By stores, and by loads of short messages, nothing of CUDA is needed.
                 let needs_cuda = what != "WRITE into it" && size > 64;
-                assert!(way != Way::Direct || needs_cuda, "{what}, {size} bytes: {status:?}");
+                assert!(way != GpuMethod::Direct || needs_cuda, "{what}, {size} bytes: {status:?}");
                 reconnect(a, b, Mtu::Mtu4096);
                 continue;
             }
@@ -107,7 +107,7 @@ fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
                     written = true;
                     // A READ of it may end in an error: the written bytes are checked without the
                     // NIC and without CUDA, too.
-                    if way == Way::Direct {
+                    if way == GpuMethod::Direct {
                         assert!(loaded(at_b, size) == sent, "{what}, {size} bytes: other bytes are there");
                     }
                 }
@@ -121,18 +121,18 @@ fn lives_on(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr), way: Way, held: &[u8]) {
 /// Direct WRITEs from host memory are in flight all the while: they need nothing of CUDA. (A copy
 /// in flight when its context is destroyed breaks CUDA's own rule.)
 #[track_caller]
-fn end_under_traffic((a, b): (&End, &End), at_b: &Mr, way: Way, end: impl FnOnce()) {
+fn end_under_traffic((a, b): (&End, &End), at_b: &Mr, way: GpuMethod, end: impl FnOnce()) {
     let write = Operation::Write(rig::remote(at_b, 0));
     let host = a.sge(0, 100_000);
-    let posted = if way == Way::Direct { 64 } else { 1 };
+    let posted = if way == GpuMethod::Direct { 64 } else { 1 };
     for _ in 0..posted {
         a.qps[0].post_send(&SendRequest::new(1, write, &host)).unwrap();
     }
-    if way != Way::Direct {
+    if way != GpuMethod::Direct {
         rig::succeed(a, posted);
     }
     end();
-    if way == Way::Direct {
+    if way == GpuMethod::Direct {
         let statuses: Vec<_> = rig::completions(a, posted).iter().map(|done| done.status).collect();
         let good = statuses.iter().filter(|status| **status == Status::Success).count();
         println!("figure: context gone under {posted} direct WRITEs: {good} went well");
@@ -147,7 +147,7 @@ fn destroyed() {
     let Some(rig) = Rig::new("contexts::destroyed") else { return };
     unforgiving(&rig);
     let (a, b) = pair("127.85.71.1", 2 << 20, Mtu::Mtu4096);
-    for way in Way::ALL {
+    for way in GpuMethod::ALL {
         let context = create(&rig.gpu);
         let memories = [(); 2].map(|()| Memory::new_in(&rig, context, Kind::Malloc, LEN));
         let (at_a, at_b) = (rig::register(&a, &memories[0], way), rig::register(&b, &memories[1], way));
@@ -185,11 +185,11 @@ fn device_reset() {
     let Some(mut rig) = Rig::new("contexts::device_reset") else { return };
     unforgiving(&rig);
     for (n, (kind, way)) in [
-        (Kind::Malloc, Way::Direct),
-        (Kind::Malloc, Way::Staged),
-        (Kind::Malloc, Way::WindowOff),
-        (Kind::Buffer, Way::Direct),
-        (Kind::Buffer, Way::Staged),
+        (Kind::Malloc, GpuMethod::Direct),
+        (Kind::Malloc, GpuMethod::Staged),
+        (Kind::Malloc, GpuMethod::WindowOff),
+        (Kind::Buffer, GpuMethod::Direct),
+        (Kind::Buffer, GpuMethod::Staged),
     ]
     .into_iter()
     .enumerate()
@@ -242,7 +242,7 @@ fn memory_that_outlived_a_reset_is_used_again() {
     }
     let (a, b) = pair("127.85.73.1", 2 << 20, Mtu::Mtu4096);
     let memories = [(); 2].map(|()| Memory::new(&rig, Kind::Buffer, LEN));
-    let register = || [(&a, 0), (&b, 1)].map(|(end, n)| rig::register(end, &memories[n], Way::Direct));
+    let register = || [(&a, 0), (&b, 1)].map(|(end, n)| rig::register(end, &memories[n], GpuMethod::Direct));
     let old = register();
     memories[0].put(&crate::common::patterns(7, 0, LEN));
     reset(&rig);

@@ -8,7 +8,7 @@ use nobounce_nic::work::{Operation, SendRequest};
 
 use crate::common::{MIB, pair, resident};
 use crate::occupancy::Occupancy;
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 const CYCLES: usize = 10_000;
 /// Warm-up cycles, after which all caches are filled.
@@ -41,7 +41,8 @@ fn nothing_is_left_behind() {
     let (a, b) = pair("127.85.81.1", 8192, Mtu::Mtu4096);
     let kinds = [Kind::Buffer, Kind::Malloc, Kind::Pool];
     let memories = kinds.map(|kind| Memory::new(&rig, kind, LEN));
-    let cases = [(0, Way::Direct), (1, Way::Direct), (2, Way::Direct), (1, Way::Staged)];
+    let cases =
+        [(0, GpuMethod::Direct), (1, GpuMethod::Direct), (2, GpuMethod::Direct), (1, GpuMethod::Staged)];
     let use_once = |memory: &Memory, way, cycle: usize| {
         let begin = Instant::now();
         let mr = rig::register(&b, memory, way);

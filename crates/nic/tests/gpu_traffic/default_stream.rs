@@ -15,7 +15,7 @@ use nobounce_nic::soft::Mtu;
 use nobounce_nic::work::{Operation, SendRequest};
 
 use crate::common::{MIB, pair};
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 use crate::traffic::Plan;
 
 const SIZES: [usize; 5] = [8, 4096, 65_537, 262_145, 2 << 20];
@@ -150,7 +150,8 @@ fn stuck_behind_a_kernel() {
     let (a, b) = pair("127.85.31.1", 4096, Mtu::Mtu4096);
     let mut waited = Vec::new();
     for other in others {
-        let plans = [Way::Direct, Way::Staged].map(|way| (way, Plan::new(&rig, Kind::Malloc, &SIZES)));
+        let plans =
+            [GpuMethod::Direct, GpuMethod::Staged].map(|way| (way, Plan::new(&rig, Kind::Malloc, &SIZES)));
         for (_, plan) in &plans {
             plan.fill(&rig);
         }
@@ -247,7 +248,7 @@ fn windows_need_no_hardware_queue() {
     let plan = Plan::new(&rig, Kind::Malloc, &SIZES);
     plan.fill(&rig);
     // A window is proved by a copy, so before the queues are full.
-    let regions = plan.register(&a, &b, Way::Direct);
+    let regions = plan.register(&a, &b, GpuMethod::Direct);
     others.start(&rig, &blocker);
     let begin = Instant::now();
     plan.run(&a, &b, &regions);
@@ -270,7 +271,7 @@ fn copies_need_a_hardware_queue_of_their_own() {
     let Some(rig) = Rig::new("default_stream::copies_need_a_hardware_queue_of_their_own") else { return };
     let (blocker, others) = (Blocker::new(&rig), Queued::new(&rig));
     let (a, b) = pair("127.85.36.1", 4096, Mtu::Mtu4096);
-    for way in Way::ALL {
+    for way in GpuMethod::ALL {
         let plan = Plan::new(&rig, Kind::Malloc, &SIZES);
         plan.fill(&rig);
         others.start(&rig, &blocker);
@@ -302,7 +303,7 @@ fn windows_need_no_calls() {
     for other in [Other::CopiesSynchronously, Other::Frees] {
         let plan = Plan::new(&rig, Kind::Malloc, &SIZES);
         plan.fill(&rig);
-        let regions = plan.register(&a, &b, Way::Direct);
+        let regions = plan.register(&a, &b, GpuMethod::Direct);
         blocker.start(&rig, &scratch);
         let (rig, scratch) = (&rig, &scratch);
         let took = thread::scope(|scope| {
@@ -327,7 +328,7 @@ fn busy_without_end() {
     let scratch = Memory::new(&rig, Kind::Malloc, 64 * MIB);
     let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let (a, b) = pair("127.85.32.1", 4096, Mtu::Mtu4096);
-    let plans = Way::ALL.map(|way| (way, Plan::new(&rig, Kind::Buffer, &SIZES)));
+    let plans = GpuMethod::ALL.map(|way| (way, Plan::new(&rig, Kind::Buffer, &SIZES)));
     for (_, plan) in &plans {
         plan.fill(&rig);
     }
@@ -378,7 +379,7 @@ fn long_copies_of_others() {
         api.stream_create(&raw mut other, 0)
     });
     let (a, b) = pair("127.85.33.1", 4096, Mtu::Mtu4096);
-    for way in Way::ALL {
+    for way in GpuMethod::ALL {
         let plan = Plan::new(&rig, Kind::Malloc, &SIZES);
         plan.fill(&rig);
         let regions = plan.register(&a, &b, way);

@@ -7,7 +7,7 @@ use nobounce_nic::soft::{Mtu, Psn, QpAttr};
 use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 
 use crate::common::pair;
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 const LEN: usize = 1 << 20;
 /// A long message, some short ones, and one of a few packets.
@@ -20,7 +20,7 @@ const ROUNDS: u64 = 150;
 #[test]
 fn by_the_sender() {
     let Some(rig) = Rig::new("flush::by_the_sender") else { return };
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let (a, b) = pair(&format!("127.85.41.{}", n + 1), 4096, Mtu::Mtu4096);
         let (from, to) = (Memory::new(&rig, Kind::Buffer, LEN), Memory::new(&rig, Kind::Malloc, LEN));
         let (at_a, at_b) = (rig::register(&a, &from, way), rig::register(&b, &to, way));
@@ -45,7 +45,7 @@ fn by_the_sender() {
 #[test]
 fn by_the_receiver() {
     let Some(rig) = Rig::new("flush::by_the_receiver") else { return };
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let (a, mut b) = pair(&format!("127.85.42.{}", n + 1), 4096, Mtu::Mtu4096);
         b.add_qp(QpLimits::default());
         let (own, psn) = (&b.qps[1], Psn::new(0x1234));

@@ -5,7 +5,7 @@ use nobounce_nic::soft::{CqError, Mtu, RegisterError};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 
 use crate::common::{ALL_ACCESS, outcome, pair};
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 const LEN: usize = 2 << 20;
 
@@ -13,7 +13,7 @@ const LEN: usize = 2 << 20;
 fn child_ends_and_parent_goes_on() {
     let Some(rig) = Rig::new("fork::child_ends_and_parent_goes_on") else { return };
     for round in 0..12_u64 {
-        let way = Way::ALL[round as usize % 3];
+        let way = GpuMethod::ALL[round as usize % 3];
         let kind = [Kind::Buffer, Kind::Malloc][round as usize / 3 % 2];
         let (a, b) = pair(&format!("127.85.95.{}", round + 1), 4096, Mtu::Mtu4096);
         let (from, to) = (Memory::new(&rig, kind, LEN), Memory::new(&rig, kind, LEN));

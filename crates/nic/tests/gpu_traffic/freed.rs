@@ -5,7 +5,7 @@ use nobounce_nic::soft::{Mr, Mtu, Status};
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 
 use crate::common::{End, pair, reconnect};
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 const LEN: usize = 4 << 20;
 /// Longer than any crossover: gathered by the copy engine.
@@ -50,7 +50,8 @@ fn target_of_a_direct_registration() {
     let (a, b) = pair("127.85.61.1", 8192, Mtu::Mtu4096);
     for kind in [Kind::Malloc, Kind::Buffer] {
         let (source, mut target) = (Memory::new(&rig, Kind::Buffer, LEN), Memory::new(&rig, kind, LEN));
-        let (at_a, at_b) = (rig::register(&a, &source, Way::Direct), rig::register(&b, &target, Way::Direct));
+        let (at_a, at_b) =
+            (rig::register(&a, &source, GpuMethod::Direct), rig::register(&b, &target, GpuMethod::Direct));
         rig.fill(source.addr, LEN, 1);
         let write = Operation::Write(rig::remote(&at_b, 3));
         let from = rig::sge(&at_a, 0, 100_000);
@@ -102,7 +103,8 @@ fn source_of_a_direct_registration() {
     let Some(rig) = Rig::new("freed::source_of_a_direct_registration") else { return };
     let (a, b) = pair("127.85.62.1", 8192, Mtu::Mtu4096);
     let (mut source, target) = (Memory::new(&rig, Kind::Malloc, LEN), Memory::new(&rig, Kind::Buffer, LEN));
-    let (at_a, at_b) = (rig::register(&a, &source, Way::Direct), rig::register(&b, &target, Way::Direct));
+    let (at_a, at_b) =
+        (rig::register(&a, &source, GpuMethod::Direct), rig::register(&b, &target, GpuMethod::Direct));
     rig.fill(source.addr, LEN, 2);
     let write = Operation::Write(rig::remote(&at_b, 0));
     let from = rig::sge(&at_a, 0, 512);
@@ -144,7 +146,11 @@ pub(crate) fn uses_refused(a: &End, b: &End, (at_a, at_b): (&Mr, &Mr)) {
 #[test]
 fn without_a_window() {
     let Some(rig) = Rig::new("freed::without_a_window") else { return };
-    let cases = [(Kind::Malloc, Way::Staged), (Kind::Malloc, Way::WindowOff), (Kind::Pool, Way::WindowOff)];
+    let cases = [
+        (Kind::Malloc, GpuMethod::Staged),
+        (Kind::Malloc, GpuMethod::WindowOff),
+        (Kind::Pool, GpuMethod::WindowOff),
+    ];
     let (a, b) = pair("127.85.63.1", 8192, Mtu::Mtu4096);
     for (kind, way) in cases {
         for size in [64, 300_000] {
@@ -194,7 +200,7 @@ fn without_a_window() {
 fn address_is_reused() {
     let Some(rig) = Rig::new("freed::address_is_reused") else { return };
     let (a, b) = pair("127.85.64.1", 8192, Mtu::Mtu4096);
-    for way in Way::ALL {
+    for way in GpuMethod::ALL {
         let mut memory = Memory::new(&rig, Kind::Malloc, LEN);
         let at_b = rig::register(&b, &memory, way);
         let addr = memory.addr;
@@ -228,7 +234,7 @@ fn address_is_reused() {
         let gone = at_b.gpu_memory().unwrap().check_alive().unwrap_err();
         println!("figure: {way:?}: {gone}");
         assert!(gone.to_string().contains("reused"), "{gone}");
-        if way == Way::Direct {
+        if way == GpuMethod::Direct {
             rig::await_end(&at_b);
         }
         let write = Operation::Write(rig::remote(&at_b, 0));
@@ -264,7 +270,7 @@ fn allocation_of_any_length_is_cut_off() {
     let (a, b) = pair("127.85.65.1", 8192, Mtu::Mtu4096);
     for len in [8192, 70_000, 1 << 20, LEN] {
         let mut memory = Memory::new(&rig, Kind::Malloc, len);
-        let at_b = rig::register(&b, &memory, Way::Direct);
+        let at_b = rig::register(&b, &memory, GpuMethod::Direct);
         let write = Operation::Write(rig::remote(&at_b, 0));
         a.qps[0].post_send(&SendRequest::new(1, write, &a.sge(0, 8192))).unwrap();
         rig::succeed(&a, 1);
@@ -306,7 +312,7 @@ fn short_memory_given_out_again_at_once() {
         let mut memory = Memory::new(&rig, Kind::Malloc, SHORT);
         let neighbour = Memory::new(&rig, Kind::Malloc, SHORT);
         rig.fill(neighbour.addr, SHORT, 55);
-        let at_b = rig::register(&b, &memory, Way::Direct);
+        let at_b = rig::register(&b, &memory, GpuMethod::Direct);
         let addr = memory.addr;
         // Only in the same chunk of 2 MiB does the window reach the neighbour at all.
         neighbours += usize::from(neighbour.addr >> 21 == addr >> 21);
@@ -362,7 +368,7 @@ fn short_memory_given_out_again_at_once() {
 /// The devices serve new memory as if nothing had happened.
 #[track_caller]
 pub(crate) fn goes_on(rig: &Rig, a: &End, b: &End) {
-    for way in Way::ALL {
+    for way in GpuMethod::ALL {
         let (from, to) = (Memory::new(rig, Kind::Malloc, LEN), Memory::new(rig, Kind::Malloc, LEN));
         let (at_a, at_b) = (rig::register(a, &from, way), rig::register(b, &to, way));
         rig.fill(from.addr, LEN, 9);

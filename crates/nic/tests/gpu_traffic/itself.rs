@@ -5,7 +5,7 @@ use nobounce_nic::soft::{Mr, Mtu, Psn, Qp, QpAttr, Remote};
 use nobounce_nic::work::{Operation, QpLimits, SendRequest};
 
 use crate::common::{ALL_ACCESS, End, config};
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 const WORD: usize = 8;
 
@@ -21,7 +21,7 @@ fn to_itself(end: &End) -> Qp {
 fn rounded(rig: &Rig, end: &End, len: usize) -> (Memory, Mr) {
     let mut memory = Memory::new(rig, Kind::Malloc, len + WORD);
     memory.len = memory.len.next_multiple_of(16);
-    let region = rig::register(end, &memory, Way::Direct);
+    let region = rig::register(end, &memory, GpuMethod::Direct);
     (memory, region)
 }
 
@@ -36,7 +36,7 @@ fn words_at_the_end_of_buffers_of_all_sizes() {
         let buffers = [rounded(&rig, &end, len), rounded(&rig, &end, len)];
         for round in 0..3_u64 {
             // Long messages are sent from registrations of their own, which come and go.
-            let again = rig::register(&end, &buffers[0].0, Way::Direct);
+            let again = rig::register(&end, &buffers[0].0, GpuMethod::Direct);
             let over = Operation::Write(rig::remote(&buffers[1].1, 0));
             qp.post_send(&SendRequest::new(4, over, &rig::sge(&again, 0, len))).unwrap();
             rig::succeed(&end, 1);

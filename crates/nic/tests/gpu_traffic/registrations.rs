@@ -4,7 +4,7 @@ use nobounce_nic::soft::{Mr, Mtu, Status};
 use nobounce_nic::work::{Operation, SendRequest};
 
 use crate::common::{End, pair, reconnect};
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 const LEN: usize = 2 << 20;
 
@@ -22,8 +22,8 @@ fn of_the_same_memory() {
     for (n, kind) in [Kind::Buffer, Kind::Malloc].into_iter().enumerate() {
         let (a, b) = pair(&format!("127.85.91.{}", n + 1), 4096, Mtu::Mtu4096);
         let (from, to) = (Memory::new(&rig, kind, LEN), Memory::new(&rig, kind, LEN));
-        let at_a = rig::register(&a, &from, Way::Direct);
-        let ways = [Way::Direct, Way::Direct, Way::Staged, Way::WindowOff];
+        let at_a = rig::register(&a, &from, GpuMethod::Direct);
+        let ways = [GpuMethod::Direct, GpuMethod::Direct, GpuMethod::Staged, GpuMethod::WindowOff];
         let mut regions: Vec<Mr> = ways.map(|way| rig::register(&b, &to, way)).into();
         for seed in 1..=4_u64 {
             rig.fill(from.addr, LEN, seed << 40);
@@ -36,7 +36,7 @@ fn of_the_same_memory() {
             // What one has stored through its window, another reads by the copy engine.
             for reader in &regions {
                 let back = Memory::new(&rig, kind, LEN);
-                let at_back = rig::register(&a, &back, Way::Direct);
+                let at_back = rig::register(&a, &back, GpuMethod::Direct);
                 write(&a, &at_a, &regions[0], (0, 0, LEN));
                 let read = Operation::Read(rig::remote(reader, 0));
                 a.qps[0].post_send(&SendRequest::new(2, read, &rig::sge(&at_back, 0, LEN))).unwrap();
@@ -55,7 +55,7 @@ fn of_the_same_memory() {
 fn dropped_under_traffic() {
     let Some(rig) = Rig::new("registrations::dropped_under_traffic") else { return };
     let (a, b) = pair("127.85.92.1", 4096, Mtu::Mtu4096);
-    for way in Way::ALL {
+    for way in GpuMethod::ALL {
         for local in [false, true] {
             let (from, to) = (Memory::new(&rig, Kind::Malloc, LEN), Memory::new(&rig, Kind::Malloc, LEN));
             let (at_a, at_b) = (rig::register(&a, &from, way), rig::register(&b, &to, way));
@@ -98,7 +98,7 @@ fn dropped_in_any_order() {
     let Some(rig) = Rig::new("registrations::dropped_in_any_order") else { return };
     let (from, to) = (Memory::new(&rig, Kind::Malloc, LEN), Memory::new(&rig, Kind::Buffer, LEN));
     for round in 0..24_u64 {
-        let way = Way::ALL[round as usize % 3];
+        let way = GpuMethod::ALL[round as usize % 3];
         let (a, b) = pair(&format!("127.85.93.{}", round + 1), 4096, Mtu::Mtu4096);
         let (at_a, at_b) = (rig::register(&a, &from, way), rig::register(&b, &to, way));
         rig.fill(from.addr, LEN, round << 40);

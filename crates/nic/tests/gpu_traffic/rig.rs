@@ -129,13 +129,13 @@ pub(crate) enum Kind {
 
 /// How memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum GpuMethod {
     Direct,
     Staged,
     WindowOff,
 }
 
-impl Way {
+impl GpuMethod {
     pub(crate) const ALL: [Self; 3] = [Self::Direct, Self::Staged, Self::WindowOff];
 
     pub(crate) fn options(self) -> GpuOptions {
@@ -258,7 +258,7 @@ pub(crate) fn try_get(gpu: &Gpu, context: Context, addr: u64, len: usize) -> Res
 }
 
 #[track_caller]
-pub(crate) fn register(end: &End, memory: &Memory, way: Way) -> Mr {
+pub(crate) fn register(end: &End, memory: &Memory, way: GpuMethod) -> Mr {
     // SAFETY: tests touch the memory by kernels and copies only.
     unsafe { end.pd.register_gpu(memory.addr, memory.len, ALL_ACCESS, &way.options()) }.unwrap()
 }

@@ -9,7 +9,7 @@ use nobounce_nic::tally::PathTotals;
 
 use crate::common::on_gpu::used;
 use crate::common::pair;
-use crate::rig::{Kind, Rig, Way};
+use crate::rig::{GpuMethod, Kind, Rig};
 use crate::traffic::{Plan, Regions};
 
 /// Around words, lines, packets, the first fetch, the sum of the first two, chunks.
@@ -18,7 +18,7 @@ const SIZES: [usize; 20] = [
     262_144, 262_145, 1_048_579,
 ];
 
-fn every_size(name: &'static str, net: u8, kind: Kind, way: Way, direct: bool) {
+fn every_size(name: &'static str, net: u8, kind: Kind, way: GpuMethod, direct: bool) {
     let Some(rig) = Rig::new(name) else { return };
     let calibration = Calibration::of(&rig.gpu).unwrap();
     println!("figure: {calibration}");
@@ -82,26 +82,26 @@ fn gathered_as_registered(plan: &Plan, regions: &Regions, totals: &PathTotals, t
 
 #[test]
 fn direct_vmm() {
-    every_size("direct_vmm", 1, Kind::Buffer, Way::Direct, true);
+    every_size("direct_vmm", 1, Kind::Buffer, GpuMethod::Direct, true);
 }
 
 #[test]
 fn direct_cuda_malloc() {
-    every_size("direct_cuda_malloc", 2, Kind::Malloc, Way::Direct, true);
+    every_size("direct_cuda_malloc", 2, Kind::Malloc, GpuMethod::Direct, true);
 }
 
 /// Memory of a pool, which drivers before CUDA 13.3 do not let other code map.
 #[test]
 fn whatever_a_pool_gets() {
-    every_size("whatever_a_pool_gets", 3, Kind::Pool, Way::Direct, false);
+    every_size("whatever_a_pool_gets", 3, Kind::Pool, GpuMethod::Direct, false);
 }
 
 #[test]
 fn staged_on_request() {
-    every_size("staged_on_request", 4, Kind::Buffer, Way::Staged, false);
+    every_size("staged_on_request", 4, Kind::Buffer, GpuMethod::Staged, false);
 }
 
 #[test]
 fn window_off_by_option() {
-    every_size("window_off_by_option", 5, Kind::Malloc, Way::WindowOff, false);
+    every_size("window_off_by_option", 5, Kind::Malloc, GpuMethod::WindowOff, false);
 }

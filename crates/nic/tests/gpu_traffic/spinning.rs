@@ -7,7 +7,7 @@ use nobounce_nic::soft::Mtu;
 
 use crate::common::pair;
 use crate::occupied::Occupier;
-use crate::rig::{Kind, Rig, Way};
+use crate::rig::{GpuMethod, Kind, Rig};
 use crate::traffic::{Plan, Times};
 
 const SIZES: [usize; 8] = [1, 64, 4096, 4097, 65_536, 262_145, 1 << 20, 3 << 20];
@@ -20,7 +20,7 @@ fn traffic_goes_on() {
     let mut occupier = Occupier::new(&rig);
     for (n, kind) in [Kind::Buffer, Kind::Malloc].into_iter().enumerate() {
         let (times, waited) =
-            beside_a_kernel(&rig, &mut occupier, &format!("127.85.11.{}", n + 1), (kind, Way::Direct));
+            beside_a_kernel(&rig, &mut occupier, &format!("127.85.11.{}", n + 1), (kind, GpuMethod::Direct));
         assert!(!waited && times.total < LIMIT, "{kind:?}: {times}");
     }
 }
@@ -31,7 +31,11 @@ fn traffic_goes_on() {
 fn staged_traffic_waits_for_the_kernel_at_most() {
     let Some(rig) = Rig::new("spinning::staged_traffic_waits_for_the_kernel_at_most") else { return };
     let mut occupier = Occupier::new(&rig);
-    let cases = [(Kind::Pool, Way::Direct), (Kind::Malloc, Way::Staged), (Kind::Buffer, Way::WindowOff)];
+    let cases = [
+        (Kind::Pool, GpuMethod::Direct),
+        (Kind::Malloc, GpuMethod::Staged),
+        (Kind::Buffer, GpuMethod::WindowOff),
+    ];
     for (n, case) in cases.into_iter().enumerate() {
         beside_a_kernel(&rig, &mut occupier, &format!("127.85.13.{}", n + 1), case);
     }
@@ -43,7 +47,7 @@ fn beside_a_kernel(
     rig: &Rig,
     occupier: &mut Occupier,
     addr: &str,
-    (kind, way): (Kind, Way),
+    (kind, way): (Kind, GpuMethod),
 ) -> (Times, bool) {
     let (a, b) = pair(addr, 4096, Mtu::Mtu4096);
     let plan = Plan::new(rig, kind, &SIZES);
@@ -80,7 +84,7 @@ fn first_registration_and_last_deregistration() {
     let occupied = occupier.start();
     let begin = Instant::now();
     let (a, b) = pair("127.85.12.1", 4096, Mtu::Mtu4096);
-    let regions = plan.register(&a, &b, Way::Direct);
+    let regions = plan.register(&a, &b, GpuMethod::Direct);
     let registered = begin.elapsed();
     assert!(regions.source.paths().are_direct(), "{}", regions.source.paths());
     let times = plan.run(&a, &b, &regions);

@@ -7,7 +7,7 @@ use nobounce_nic::soft::Mr;
 use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 
 use crate::common::End;
-use crate::rig::{self, Kind, Memory, Rig, Way};
+use crate::rig::{self, GpuMethod, Kind, Memory, Rig};
 
 /// What lies between the messages.
 const GUARD: u64 = 0x7000 << 32;
@@ -123,7 +123,7 @@ impl Plan {
         self.sizes.len() as u64
     }
 
-    pub(crate) fn register(&self, a: &End, b: &End, way: Way) -> Regions {
+    pub(crate) fn register(&self, a: &End, b: &End, way: GpuMethod) -> Regions {
         Regions {
             source: rig::register(a, &self.source.memory, way),
             read: rig::register(a, &self.read.memory, way),

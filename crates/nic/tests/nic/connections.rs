@@ -1,7 +1,7 @@
 //! Unreliable connections between devices over real sockets: whole messages in order, or nothing.
 #![allow(clippy::cast_possible_truncation)] // small constants
 
-use crate::common::on_gpu::{LEN, OnGpu, Way};
+use crate::common::on_gpu::{GpuMethod, LEN, OnGpu};
 use crate::common::unreliable::{connect_uc, uc_pair};
 use crate::common::{ALL_ACCESS, End, MIB, config, patterns, register, until};
 use fake_cuda::client::StandIn;
@@ -219,7 +219,7 @@ fn receives_come_from_a_shared_queue_too() {
 #[test]
 fn gpu_memory_at_both_ends() {
     let gpu = StandIn::program();
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let at = config(&format!("127.62.7.{}", n + 1));
         let (a, b) = uc_pair(&at, &at, 4096, Mtu::Mtu4096);
         let (at_a, at_b) = (OnGpu::new(&a, gpu, way), OnGpu::new(&b, gpu, way));

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::common::on_gpu::{OnGpu, Way};
+use crate::common::on_gpu::{GpuMethod, OnGpu};
 use crate::common::unreliable::{QKEY, ud_end};
 use crate::common::{End, MIB, config, patterns, until};
 use fake_cuda::client::StandIn;
@@ -261,7 +261,7 @@ fn over_a_bad_network_what_arrives_is_whole() {
 #[test]
 fn gpu_memory_at_both_ends() {
     let gpu = StandIn::program();
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let addr = format!("127.63.8.{}", n + 1);
         let (a, b) = (ud_end(&addr, MIB), ud_end(&addr, MIB));
         let (at_a, at_b) = (OnGpu::new(&a, gpu, way), OnGpu::new(&b, gpu, way));

@@ -2,7 +2,7 @@
 //! as on a GPU, but the copy engine is a thread and the window ordinary memory.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
-use crate::common::on_gpu::{LEN, OnGpu, Way, pool, used};
+use crate::common::on_gpu::{GpuMethod, LEN, OnGpu, pool, used};
 use crate::common::{ALL_ACCESS, End, MIB, config, connect, pair, patterns};
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::GpuOptions;
@@ -17,7 +17,7 @@ const SIZES: [usize; 14] =
 #[test]
 fn writes_and_reads_of_every_size_take_the_way_they_say() {
     let gpu = StandIn::program();
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let (a, b) = pair(&format!("127.81.1.{}", n + 1), 4096, Mtu::Mtu4096);
         let (at_a, at_b) = (OnGpu::new(&a, gpu, way), OnGpu::new(&b, gpu, way));
         for (round, size) in SIZES.into_iter().enumerate() {
@@ -41,7 +41,7 @@ fn writes_and_reads_of_every_size_take_the_way_they_say() {
         }
         let (out, into) = (a.device.path_counters().outbound, b.device.path_counters().inbound);
         match way {
-            Way::Window => {
+            GpuMethod::Window => {
                 assert_eq!(used(&into), ["window"], "{way:?}");
                 assert_eq!(
                     used(&out),
@@ -50,13 +50,13 @@ fn writes_and_reads_of_every_size_take_the_way_they_say() {
                 );
                 assert!(at_a.mr.paths().are_direct());
             }
-            Way::NoWindow => {
+            GpuMethod::NoWindow => {
                 assert_eq!(used(&into), ["staged"], "{way:?}");
                 assert_eq!(used(&out), ["copy-engine"], "{way:?}");
                 assert!(!at_a.mr.paths().inbound.is_direct());
                 assert_eq!(at_a.mr.paths().outbound, Path::Direct(Mechanism::CopyEngine));
             }
-            Way::Staged => {
+            GpuMethod::Staged => {
                 assert_eq!((used(&into), used(&out)), (vec!["staged"], vec!["staged"]));
                 assert!(at_a.mr.paths().to_string().contains("asked for"), "{}", at_a.mr.paths());
             }
@@ -73,7 +73,7 @@ fn writes_and_reads_of_every_size_take_the_way_they_say() {
 fn a_region_moves_between_the_host_and_the_gpu() {
     let gpu = StandIn::program();
     let (a, b) = pair("127.81.9.1", LEN, Mtu::Mtu4096);
-    let mut there = OnGpu::new(&b, gpu, Way::Window);
+    let mut there = OnGpu::new(&b, gpu, GpuMethod::Window);
     a.fill(4);
     let write = |remote| {
         a.post(Operation::Write(remote), 0, 100_000);
@@ -91,7 +91,7 @@ fn a_region_moves_between_the_host_and_the_gpu() {
     assert_eq!(write(Remote { addr: b.buffer.addr(), rkey: key }), Status::Success);
     assert!(b.bytes(0, 100_000) == patterns(4, 0, 100_000));
     // Back, and staged this time.
-    let options = Way::Staged.options();
+    let options = GpuMethod::Staged.options();
     let on_gpu = NewMemory::Gpu { addr: there.addr, len: LEN, options: &options };
     there.fill(0);
     // SAFETY: the test touches the memory through the stand-in only.
@@ -113,7 +113,7 @@ fn a_region_moves_between_the_host_and_the_gpu() {
 #[test]
 fn sends_from_several_pieces_of_host_and_gpu_arrive_in_several_pieces() {
     let gpu = StandIn::program();
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let (a, b) = pair(&format!("127.81.2.{}", n + 1), MIB, Mtu::Mtu1024);
         let (at_a, at_b) = (OnGpu::new(&a, gpu, way), OnGpu::new(&b, gpu, way));
         a.fill(7);
@@ -144,7 +144,7 @@ fn a_flag_in_host_memory_comes_after_the_payload_that_is_staged() {
     let gpu = StandIn::program();
     gpu.set_copy_delay_us(2000);
     let (a, b) = pair("127.81.3.1", MIB, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Staged));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::Window), OnGpu::new(&b, gpu, GpuMethod::Staged));
     for round in 1..20_u8 {
         at_a.fill(round);
         a.fill(round);
@@ -174,7 +174,7 @@ fn a_flag_in_host_memory_comes_after_the_payload_that_is_staged() {
 #[test]
 fn atomics_on_gpu_memory_happen_once_and_return_the_value_before() {
     let gpu = StandIn::program();
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let (a, b) = pair(&format!("127.81.4.{}", n + 1), 4096, Mtu::Mtu4096);
         let (at_a, at_b) = (OnGpu::new(&a, gpu, way), OnGpu::new(&b, gpu, way));
         at_b.fill(0);
@@ -199,7 +199,7 @@ fn a_message_with_an_atomic_behind_it_is_loaded() {
     // The calibration finds loads of this size faster, however busy the machine is.
     gpu.set_copy_delay_us(100);
     let (a, b) = pair("127.81.12.1", 4096, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Window));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::Window), OnGpu::new(&b, gpu, GpuMethod::Window));
     gpu.set_copy_delay_us(0);
     let (write, old) = ([at_a.sge(0, SIZE)], [at_a.sge(4096, 8)]);
     let put = SendRequest::new(1, Operation::Write(at_b.remote(0)), &write);
@@ -218,7 +218,7 @@ fn a_message_with_an_atomic_behind_it_is_loaded() {
 fn many_queue_pairs_share_the_chunks() {
     const QPS: usize = 24;
     let gpu = StandIn::program();
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let addr = format!("127.81.5.{}", n + 1);
         let (mut a, mut b) = (End::open(&config(&addr), 4096), End::open(&config(&addr), 4096));
         for i in 0..QPS {
@@ -241,7 +241,7 @@ fn many_queue_pairs_share_the_chunks() {
 #[test]
 fn a_queue_of_messages_is_fetched_ahead_and_arrives_in_order() {
     let gpu = StandIn::program();
-    for (n, way) in Way::ALL.into_iter().enumerate() {
+    for (n, way) in GpuMethod::ALL.into_iter().enumerate() {
         let (a, b) = pair(&format!("127.81.9.{}", n + 1), 4096, Mtu::Mtu4096);
         let (at_a, at_b) = (OnGpu::new(&a, gpu, way), OnGpu::new(&b, gpu, way));
         at_a.fill(5);
@@ -269,12 +269,12 @@ fn a_queue_of_messages_is_fetched_ahead_and_arrives_in_order() {
 #[test]
 fn memory_freed_under_traffic_ends_in_an_error_and_not_in_a_crash() {
     let gpu = StandIn::program();
-    for (n, way) in [Way::NoWindow, Way::Staged].into_iter().enumerate() {
+    for (n, way) in [GpuMethod::NoWindow, GpuMethod::Staged].into_iter().enumerate() {
         let (a, b) = pair(&format!("127.81.6.{}", n + 1), MIB, Mtu::Mtu4096);
-        let at_b = OnGpu::new(&b, gpu, Way::Window);
+        let at_b = OnGpu::new(&b, gpu, GpuMethod::Window);
         let at_a = OnGpu::new(&a, gpu, way);
         let stream = gpu.stream(1);
-        if way == Way::NoWindow {
+        if way == GpuMethod::NoWindow {
             assert_eq!(gpu.free_async(at_a.addr, stream), 0);
             assert_eq!(gpu.synchronize_stream(stream), 0);
         } else {
@@ -291,7 +291,7 @@ fn memory_freed_under_traffic_ends_in_an_error_and_not_in_a_crash() {
 fn a_copy_that_fails_fails_the_queue_pair_and_never_reports_success() {
     let gpu = StandIn::program();
     let (a, b) = pair("127.81.7.1", MIB, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::Staged);
     gpu.fail_next(c"cuMemcpyHtoDAsync_v2", 719);
     b.qps[0].post_recv(&RecvRequest { wr_id: 5, sges: &[at_b.sge(0, 100_000)] }).unwrap();
     a.fill(1);

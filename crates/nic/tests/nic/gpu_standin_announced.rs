@@ -6,7 +6,7 @@
 //! last load says so: it `is_dirty`. Nothing else here loads through them.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
-use crate::common::on_gpu::{OnGpu, Way};
+use crate::common::on_gpu::{GpuMethod, OnGpu};
 use crate::common::unreliable::{uc_pair, ud_end};
 use crate::common::{End, child, config, pair, patterns, role};
 use fake_cuda::client::StandIn;
@@ -41,7 +41,7 @@ fn is_announced(memory: &OnGpu, what: &str) {
 fn stores_show_until_they_are_completed() {
     unordered("stores_show_until_they_are_completed", |gpu| {
         let end = End::open(&config("127.82.20.1"), 4096);
-        let memory = OnGpu::new(&end, gpu, Way::Window);
+        let memory = OnGpu::new(&end, gpu, GpuMethod::Window);
         let window = memory.mr.gpu_memory().unwrap().window().unwrap();
         window.store_last(0, &[1; 100]).unwrap();
         assert!(window.is_dirty());
@@ -54,7 +54,7 @@ fn stores_show_until_they_are_completed() {
 fn every_message_is_completed_before_it_is_told_of() {
     unordered("every_message_is_completed_before_it_is_told_of", |gpu| {
         let (a, b) = pair("127.82.21.1", 1 << 20, Mtu::Mtu4096);
-        let (here, there) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Window));
+        let (here, there) = (OnGpu::new(&a, gpu, GpuMethod::Window), OnGpu::new(&b, gpu, GpuMethod::Window));
         for (round, size) in SIZES.into_iter().enumerate() {
             a.fill(round as u8);
             b.fill(round as u8 + 100);
@@ -108,8 +108,8 @@ fn every_message_is_completed_before_it_is_told_of() {
 fn every_window_of_a_list_is_completed() {
     unordered("every_window_of_a_list_is_completed", |gpu| {
         let (a, b) = pair("127.82.22.1", 1 << 20, Mtu::Mtu1024);
-        let windows = [(); 3].map(|()| OnGpu::new(&b, gpu, Way::Window));
-        let local = [(); 2].map(|()| OnGpu::new(&a, gpu, Way::Window));
+        let windows = [(); 3].map(|()| OnGpu::new(&b, gpu, GpuMethod::Window));
+        let local = [(); 2].map(|()| OnGpu::new(&a, gpu, GpuMethod::Window));
         a.fill(3);
         b.fill(4);
         for each in [16, 700, 5000] {
@@ -138,7 +138,8 @@ fn every_window_of_a_list_is_completed() {
 fn messages_that_had_to_wait_are_completed() {
     unordered("messages_that_had_to_wait_are_completed", |gpu| {
         let (a, b) = pair("127.82.23.1", 1 << 20, Mtu::Mtu1024);
-        let (staged, window) = (OnGpu::new(&b, gpu, Way::Staged), OnGpu::new(&b, gpu, Way::Window));
+        let (staged, window) =
+            (OnGpu::new(&b, gpu, GpuMethod::Staged), OnGpu::new(&b, gpu, GpuMethod::Window));
         a.fill(5);
         gpu.set_copy_delay_us(20_000);
         for size in [64, 5000] {
@@ -172,7 +173,7 @@ fn messages_that_had_to_wait_are_completed() {
 fn messages_of_the_unreliable_services_are_completed() {
     unordered("messages_of_the_unreliable_services_are_completed", |gpu| {
         let (a, b) = uc_pair(&config("127.82.24.1"), &config("127.82.24.1"), 1 << 20, Mtu::Mtu4096);
-        let there = OnGpu::new(&b, gpu, Way::Window);
+        let there = OnGpu::new(&b, gpu, GpuMethod::Window);
         a.fill(6);
         for size in [8, 20_000] {
             for op in [
@@ -188,7 +189,7 @@ fn messages_of_the_unreliable_services_are_completed() {
             }
         }
         let (a, b) = (ud_end("127.82.25.1", 4096), ud_end("127.82.25.1", 4096));
-        let there = OnGpu::new(&b, gpu, Way::Window);
+        let there = OnGpu::new(&b, gpu, GpuMethod::Window);
         for size in [0, 1, 1000] {
             b.last_qp().post_recv(&RecvRequest { wr_id: 1, sges: &[there.sge(0, 40 + size)] }).unwrap();
             a.send_to(&b, Operation::SendImmediate(IMM), 0, size as u32);

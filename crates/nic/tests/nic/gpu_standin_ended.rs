@@ -3,7 +3,7 @@
 //! unaffected. Runs on a stand-in driver; `gpu_traffic` does the same on a GPU.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
-use crate::common::on_gpu::{LEN, OnGpu, Way};
+use crate::common::on_gpu::{GpuMethod, LEN, OnGpu};
 use crate::common::{ALL_ACCESS, End, check_write, connect, pair, reconnect, until};
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::{Gone, GpuOptions};
@@ -80,7 +80,7 @@ fn others_go_on(a: &End, b: &End, other: &OnGpu) {
 fn freed_memory_is_refused_and_others_go_on() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.82.31.1");
-    let (at_b, other) = (OnGpu::new(&b, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Window));
+    let (at_b, other) = (OnGpu::new(&b, gpu, GpuMethod::Window), OnGpu::new(&b, gpu, GpuMethod::Window));
     a.post(Operation::Write(at_b.remote(0)), 0, 5000);
     a.succeed(1);
     assert_eq!(gpu.free(at_b.addr), 0);
@@ -93,7 +93,7 @@ fn freed_memory_is_refused_and_others_go_on() {
     // Silently, as NCCL does it.
     drop(at_b);
     others_go_on(&a, &b, &other);
-    others_go_on(&a, &b, &OnGpu::new(&b, gpu, Way::Window));
+    others_go_on(&a, &b, &OnGpu::new(&b, gpu, GpuMethod::Window));
 }
 
 /// Under traffic: some requests succeed, one fails, those behind it are flushed. Memory of the new
@@ -103,7 +103,7 @@ fn memory_freed_under_traffic_is_refused() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.82.32.1");
     for size in SIZES {
-        let at_b = OnGpu::new(&b, gpu, Way::Window);
+        let at_b = OnGpu::new(&b, gpu, GpuMethod::Window);
         assert_eq!(gpu.free(at_b.addr), 0);
         let again = gpu.malloc(LEN);
         gpu.poke(again, &[3; 4096]);
@@ -128,7 +128,7 @@ fn memory_freed_under_traffic_is_refused() {
 fn memory_of_a_destroyed_context_is_refused() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.82.33.1");
-    let other = OnGpu::new(&b, gpu, Way::Window);
+    let other = OnGpu::new(&b, gpu, GpuMethod::Window);
     let mut context = 0;
     assert_eq!(gpu.create_context(&mut context, 0, 0), 0);
     let addr = gpu.malloc(LEN);

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::on_gpu::{LEN, OnGpu, Way};
+use crate::common::on_gpu::{GpuMethod, LEN, OnGpu};
 use crate::common::{
     ALL_ACCESS, End, MIB, check_write, config, connect, pair_with, patterns, reconnect, unguarded_udp, until,
 };
@@ -33,7 +33,7 @@ fn ends(addr: &str, qps: usize) -> (End, End) {
 /// then.
 fn with_window(end: &End, gpu: &'static StandIn) -> OnGpu {
     for _ in 0..20 {
-        let memory = OnGpu::new(end, gpu, Way::Window);
+        let memory = OnGpu::new(end, gpu, GpuMethod::Window);
         if memory.mr.paths().are_direct() {
             return memory;
         }
@@ -63,7 +63,7 @@ fn others_go_on_while_placement_stands_still() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.92.1.1", 3);
     let (here, window) = (with_window(&a, gpu), with_window(&b, gpu));
-    let staged = OnGpu::new(&b, gpu, Way::NoWindow);
+    let staged = OnGpu::new(&b, gpu, GpuMethod::NoWindow);
     gpu.poke(staged.addr + 4096, &40_u64.to_ne_bytes());
     a.fill(1);
     here.fill(2);
@@ -126,7 +126,8 @@ fn others_go_on_while_placement_stands_still() {
 fn others_go_on_while_memory_and_queue_pairs_go() {
     let gpu = StandIn::program();
     let (a, mut b) = ends("127.92.2.1", 3);
-    let (first, second) = (OnGpu::new(&b, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::NoWindow));
+    let (first, second) =
+        (OnGpu::new(&b, gpu, GpuMethod::NoWindow), OnGpu::new(&b, gpu, GpuMethod::NoWindow));
     a.fill(1);
     let [from] = a.sge(0, 64);
     let still = Standstill::begin(gpu);
@@ -159,7 +160,7 @@ fn others_go_on_while_memory_and_queue_pairs_go() {
 fn memory_that_was_read_may_go_while_it_is_fetched_for_a_repeated_question() {
     let gpu = StandIn::program();
     let (a, b) = pair_with(&unguarded_udp("127.92.6.1"), &unguarded_udp("127.92.6.2"), MIB, Mtu::Mtu4096);
-    let memory = OnGpu::new(&b, gpu, Way::NoWindow);
+    let memory = OnGpu::new(&b, gpu, GpuMethod::NoWindow);
     memory.fill(3);
     let [to] = a.sge(0, 100_000);
     a.qps[0].post_send(&SendRequest::new(1, Operation::Read(memory.remote(0)), &[to])).unwrap();
@@ -188,7 +189,7 @@ fn memory_that_was_read_may_go_while_it_is_fetched_for_a_repeated_question() {
 fn pieces_of_a_packet_are_fetched_without_keeping_others() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.92.3.1", 2);
-    let at_a = OnGpu::new(&a, gpu, Way::NoWindow);
+    let at_a = OnGpu::new(&a, gpu, GpuMethod::NoWindow);
     at_a.fill(3);
     a.fill(4);
     let [host] = a.sge(0, 100);
@@ -211,7 +212,7 @@ fn pieces_of_a_packet_are_fetched_without_keeping_others() {
 fn a_copy_that_fails_late_harms_no_later_life_of_its_queue_pair() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.92.4.1", 1);
-    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::Staged);
     a.fill(1);
     gpu.set_copy_delay_us(200_000);
     a.post(Operation::Write(at_b.remote(0)), 0, 64);
@@ -243,7 +244,7 @@ fn threads_and_chunks_of_destroyed_contexts_go() {
         assert_eq!(gpu.create_context(&mut context, 0, 0), 0);
         let addr = gpu.malloc(LEN);
         // SAFETY: the memory has no users.
-        let mr = unsafe { end.pd.register_gpu(addr, LEN, ALL_ACCESS, &Way::Staged.options()) }.unwrap();
+        let mr = unsafe { end.pd.register_gpu(addr, LEN, ALL_ACCESS, &GpuMethod::Staged.options()) }.unwrap();
         drop(mr);
         assert_eq!(gpu.destroy_context(context), 0);
     };
@@ -271,7 +272,7 @@ fn post_late(a: &End, b: &End, here: &OnGpu) {
 fn a_sender_waits_for_its_own_bytes_without_blaming_the_peer() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.92.9.1", 1);
-    let here = OnGpu::new(&a, gpu, Way::NoWindow);
+    let here = OnGpu::new(&a, gpu, GpuMethod::NoWindow);
     here.fill(2);
     // Known to each other, so that questions come soon.
     (0..20).for_each(|_| check_write(&a, &b, 1, 64));
@@ -300,7 +301,7 @@ fn what_left_before_late_bytes_is_asked_after() {
     let gpu = StandIn::program();
     let lossy = Config { fault: Some("loss=0.05,seed=5".parse().unwrap()), ..config("127.92.9.2") };
     let (a, b) = pair_with(&lossy, &lossy, MIB, Mtu::Mtu1024);
-    let here = OnGpu::new(&a, gpu, Way::NoWindow);
+    let here = OnGpu::new(&a, gpu, GpuMethod::NoWindow);
     for round in 0..12 {
         here.fill(round);
         a.fill(round);

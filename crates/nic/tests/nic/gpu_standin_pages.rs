@@ -2,7 +2,7 @@
 //! time.
 #![allow(clippy::cast_possible_truncation)] // sizes of tests
 
-use crate::common::on_gpu::{LEN, OnGpu, Way};
+use crate::common::on_gpu::{GpuMethod, LEN, OnGpu};
 use crate::common::{End, connect, patterns, unguarded};
 use fake_cuda::client::StandIn;
 use nobounce_nic::soft::{Config, LinkChoice, Mtu, Remote};
@@ -38,7 +38,12 @@ fn pages_that_wait_are_fetched_together() {
             .enumerate()
     {
         let (udp, auto) = (LinkChoice::Udp, LinkChoice::Auto);
-        let kinds = [(udp, Way::Window), (auto, Way::Window), (udp, Way::NoWindow), (auto, Way::NoWindow)];
+        let kinds = [
+            (udp, GpuMethod::Window),
+            (auto, GpuMethod::Window),
+            (udp, GpuMethod::NoWindow),
+            (auto, GpuMethod::NoWindow),
+        ];
         for (m, (link, way)) in kinds.into_iter().enumerate() {
             let (a, b) = ends(&format!("127.82.{}", 4 * n + m), link, mtu);
             let (at_a, at_b) = (OnGpu::new(&a, gpu, way), OnGpu::new(&b, gpu, way));
@@ -64,7 +69,7 @@ fn pages_that_wait_are_fetched_together() {
             }
             let written = gpu.calls(c"cuMemcpyBatchAsync") - calls;
             // What has a window may be loaded, while copies are late or no other page waits.
-            let loads = way == Way::Window;
+            let loads = way == GpuMethod::Window;
             assert!(
                 loads || (1..=COUNT as u64 / 4).contains(&written),
                 "{written} calls for {COUNT} pages of {len}"

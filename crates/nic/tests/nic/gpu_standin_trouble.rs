@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::on_gpu::{LEN, OnGpu, Way};
+use crate::common::on_gpu::{GpuMethod, LEN, OnGpu};
 use crate::common::{End, MIB, config, connect, patterns};
 use fake_cuda::client::StandIn;
 use nobounce_nic::soft::{
@@ -25,7 +25,7 @@ fn ends(addr: &str, qps: usize, mtu: Mtu) -> (End, End) {
 fn idle_queue_pairs_keep_no_chunks() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.1.1", 25, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::Window));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::NoWindow), OnGpu::new(&b, gpu, GpuMethod::Window));
     for (i, qp) in a.qps.iter().enumerate() {
         qp.post_send(&SendRequest::new(i as u64, Operation::Write(at_b.remote(0)), &[at_a.sge(0, 50_000)]))
             .unwrap();
@@ -38,7 +38,7 @@ fn idle_queue_pairs_keep_no_chunks() {
 fn four_pieces_of_gpu_memory_in_one_packet() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.2.1", 1, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::Window));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::NoWindow), OnGpu::new(&b, gpu, GpuMethod::Window));
     let list: Vec<Sge> = (0..4).map(|i| at_a.sge(i * 5000, 500)).collect();
     a.qps[0].post_send(&SendRequest::new(1, Operation::Write(at_b.remote(0)), &list)).unwrap();
     a.succeed(1);
@@ -48,7 +48,7 @@ fn four_pieces_of_gpu_memory_in_one_packet() {
 fn long_host_piece_then_gpu_piece() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.3.1", 1, Mtu::Mtu1024);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Window));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::Window), OnGpu::new(&b, gpu, GpuMethod::Window));
     let [host] = a.sge(0, 5000);
     a.qps[0]
         .post_send(&SendRequest::new(1, Operation::Write(at_b.remote(0)), &[host, at_a.sge(0, 500_000)]))
@@ -60,8 +60,8 @@ fn long_host_piece_then_gpu_piece() {
 fn next_message_from_freed_memory_does_not_harm_this_one() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.4.1", 1, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&b, gpu, Way::Window));
-    let gone = OnGpu::new(&a, gpu, Way::Staged);
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::Window), OnGpu::new(&b, gpu, GpuMethod::Window));
+    let gone = OnGpu::new(&a, gpu, GpuMethod::Staged);
     assert_eq!(gpu.free(gone.addr), 0);
     a.qps[0]
         .post_sends(&[
@@ -87,7 +87,7 @@ fn sender_hears_of_no_success_when_the_copy_fails() {
 fn sender_hears_of_no_success(addr: &str, failing: &std::ffi::CStr) {
     let gpu = StandIn::program();
     let (a, b) = ends(addr, 1, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::Staged);
     gpu.fail_next(failing, 719);
     b.qps[0].post_recv(&RecvRequest { wr_id: 5, sges: &[at_b.sge(0, 100)] }).unwrap();
     a.post(Operation::Send, 0, 8);
@@ -100,7 +100,7 @@ fn sender_hears_of_no_success(addr: &str, failing: &std::ffi::CStr) {
 fn receiver_hears_of_no_success_when_the_copy_fails_after_the_queue_pair() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.6.1", 1, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::Staged);
     gpu.set_copy_delay_us(200_000);
     b.qps[0].post_recv(&RecvRequest { wr_id: 5, sges: &[at_b.sge(0, 100)] }).unwrap();
     a.post(Operation::Send, 0, 8);
@@ -117,8 +117,8 @@ fn receiver_hears_of_no_success_when_the_copy_fails_after_the_queue_pair() {
 fn a_fenced_write_sends_what_the_read_before_it_brought() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.8.1", 2, Mtu::Mtu4096);
-    let at_a = OnGpu::new(&a, gpu, Way::Staged);
-    let other = OnGpu::new(&a, gpu, Way::Staged);
+    let at_a = OnGpu::new(&a, gpu, GpuMethod::Staged);
+    let other = OnGpu::new(&a, gpu, GpuMethod::Staged);
     gpu.set_copy_delay_us(3000);
     let mut wrong = 0;
     for round in 1..=20_u8 {
@@ -152,7 +152,7 @@ fn a_fenced_write_sends_what_the_read_before_it_brought() {
 fn what_the_copy_engine_does_not_get_to_is_loaded() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.15.1", 1, Mtu::Mtu4096);
-    let at_a = OnGpu::new(&a, gpu, Way::Window);
+    let at_a = OnGpu::new(&a, gpu, GpuMethod::Window);
     at_a.fill(3);
     let out = || a.device.path_counters().outbound;
     let write = || {
@@ -188,7 +188,7 @@ fn what_the_copy_engine_does_not_get_to_is_loaded() {
 fn memory_is_deregistered_while_fetches_stand_still() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.16.1", 1, Mtu::Mtu4096);
-    let (at_a, other) = (OnGpu::new(&a, gpu, Way::Window), OnGpu::new(&a, gpu, Way::Window));
+    let (at_a, other) = (OnGpu::new(&a, gpu, GpuMethod::Window), OnGpu::new(&a, gpu, GpuMethod::Window));
     at_a.fill(5);
     gpu.hold_copies(1);
     let sge = [at_a.sge(0, 600_000)];
@@ -220,7 +220,7 @@ fn whoever_sleeps_after_a_post_is_served() {
     a.add_qp(QpLimits::default());
     b.add_qp(QpLimits::default());
     connect(&a, 0, &b, 0, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::Window));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::NoWindow), OnGpu::new(&b, gpu, GpuMethod::Window));
     for round in 0..5 {
         std::thread::sleep(Duration::from_millis(50));
         a.cq.request_notify(false);
@@ -239,7 +239,7 @@ fn whoever_sleeps_after_a_post_is_served() {
 fn nothing_is_placed_after_deregistration() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.10.1", 1, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::Staged);
     at_b.fill(0xee);
     gpu.set_copy_delay_us(100_000);
     a.fill(1);
@@ -258,7 +258,7 @@ fn nothing_is_placed_after_deregistration() {
 fn atomics_do_not_fail_because_others_send() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.11.1", 25, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::NoWindow));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::NoWindow), OnGpu::new(&b, gpu, GpuMethod::NoWindow));
     for qp in &b.qps[..24] {
         qp.post_send(&SendRequest::new(1, Operation::Write(at_a.remote(0)), &[at_b.sge(0, 50_000)])).unwrap();
         b.succeed(1);
@@ -274,7 +274,7 @@ fn both_directions_with_many_queue_pairs() {
     let gpu = StandIn::program();
     const N: usize = 20;
     let (a, b) = ends("127.91.12.1", N, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::NoWindow));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::NoWindow), OnGpu::new(&b, gpu, GpuMethod::NoWindow));
     for i in 0..N {
         let j = (i + N / 2) % N;
         a.qps[i]
@@ -298,7 +298,7 @@ fn both_directions_with_many_queue_pairs() {
 fn a_copy_that_fails_harms_nobody_else() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.13.1", 2, Mtu::Mtu4096);
-    let (r1, r2) = (OnGpu::new(&b, gpu, Way::Staged), OnGpu::new(&b, gpu, Way::Staged));
+    let (r1, r2) = (OnGpu::new(&b, gpu, GpuMethod::Staged), OnGpu::new(&b, gpu, GpuMethod::Staged));
     a.fill(1);
     gpu.set_copy_delay_us(200_000);
     let [s] = a.sge(0, 8);
@@ -318,7 +318,7 @@ fn a_copy_that_fails_harms_nobody_else() {
 fn a_queue_pair_that_is_destroyed_says_what_it_owes() {
     let gpu = StandIn::program();
     let (a, mut b) = ends("127.91.14.1", 1, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::Staged);
     gpu.set_copy_delay_us(5000);
     a.fill(1);
     a.post(Operation::Write(at_b.remote(0)), 0, 64);
@@ -338,7 +338,7 @@ fn sleeper(addr: &str, on_gpu: bool, poll_after: bool) {
     a.add_qp(QpLimits::default());
     b.add_qp(QpLimits::default());
     connect(&a, 0, &b, 0, Mtu::Mtu4096);
-    let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::Window));
+    let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::NoWindow), OnGpu::new(&b, gpu, GpuMethod::Window));
     gpu.set_copy_delay_us(300);
     for round in 0..5 {
         std::thread::sleep(Duration::from_millis(50));
@@ -373,7 +373,7 @@ fn lossy_link() {
     let gpu = StandIn::program();
     let mut n = 0;
     for mtu in [Mtu::Mtu256, Mtu::Mtu4096] {
-        for way in Way::ALL {
+        for way in GpuMethod::ALL {
             n += 1;
             let fault: FaultConfig = "loss=0.01,dup=0.01,reorder=0.01".parse().unwrap();
             let addr = format!("127.91.15.{n}");
@@ -436,7 +436,7 @@ fn requests_do_not_wait_for_what_the_peer_reads() {
     const READS: usize = 60;
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.16.1", 1, Mtu::Mtu4096);
-    let at_a = OnGpu::new(&a, gpu, Way::NoWindow);
+    let at_a = OnGpu::new(&a, gpu, GpuMethod::NoWindow);
     at_a.fill(1);
     a.fill(2);
     gpu.set_copy_delay_us(20_000);
@@ -468,7 +468,7 @@ fn requests_do_not_wait_for_what_the_peer_reads() {
 fn a_busy_copy_engine_only_costs_time() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.17.1", 1, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::Staged);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::Staged);
     a.fill(1);
     gpu.set_copy_delay_us(250_000);
     let [from] = a.sge(0, 64);
@@ -504,7 +504,7 @@ fn the_last_receive_is_announced_after_its_completion() {
     qp.modify(&QpAttr::to_init(crate::common::ALL_ACCESS)).unwrap();
     b.qps.push(qp);
     connect(&a, 0, &b, 0, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::NoWindow);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::NoWindow);
     gpu.set_copy_delay_us(50_000);
     srq.post_recv(&RecvRequest { wr_id: 5, sges: &[at_b.sge(0, 4096)] }).unwrap();
     a.post(Operation::Send, 0, 4096);

@@ -26,8 +26,8 @@ fn listen(addr: Ipv4Addr) -> UdpSocket {
     socket
 }
 
-/// The treatment of the next packet of the protocol. (Our device also sends markers to peers on its
-/// own machine.)
+/// The IP options of the next packet of the protocol. (Our device also sends markers to peers on
+/// its own machine.)
 fn next(socket: &UdpSocket) -> IpOptions {
     loop {
         let (opcode, found) = receive(socket);
@@ -90,7 +90,7 @@ fn packets_say_how_they_are_to_be_treated() {
 }
 
 #[test]
-fn every_datagram_has_a_treatment_of_its_own() {
+fn every_datagram_has_ip_options_of_its_own() {
     let remote: Ipv4Addr = "127.63.9.5".parse().unwrap();
     let socket = listen(remote);
     let mut end = End::open(&config("127.63.9.4"), 64 << 10);

@@ -5,7 +5,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::common::on_gpu::{OnGpu, Way};
+use crate::common::on_gpu::{GpuMethod, OnGpu};
 use crate::common::{End, MIB, config, pair_with, patterns, until};
 use fake_cuda::client::StandIn;
 use nobounce_nic::soft::{Config, LinkChoice, Mtu, Status};
@@ -107,7 +107,7 @@ fn what_the_copy_engine_fetched_is_read_where_it_lies() {
         let addr = format!("127.66.1.{}", 20 + n);
         let (a, b) = pair_with(&near(&addr), &near(&addr), 4096, mtu);
         // Without a window at the sender, all of it must be fetched.
-        let (at_a, at_b) = (OnGpu::new(&a, gpu, Way::NoWindow), OnGpu::new(&b, gpu, Way::Window));
+        let (at_a, at_b) = (OnGpu::new(&a, gpu, GpuMethod::NoWindow), OnGpu::new(&b, gpu, GpuMethod::Window));
         for (round, len) in [20_001, 65_537, 700_003, 1_500_000].into_iter().enumerate() {
             at_a.fill(u8::try_from(round).unwrap() + 1);
             let before = counter(&a, "shm_leased_bytes");
@@ -129,7 +129,7 @@ fn what_the_copy_engine_fetched_is_read_where_it_lies() {
 fn what_is_read_from_a_gpu_is_fetched_ahead_and_answered_in_runs() {
     let gpu = StandIn::program();
     let (a, b) = pair_with(&near("127.66.1.22"), &near("127.66.1.22"), 2 * MIB, Mtu::Mtu4096);
-    let at_b = OnGpu::new(&b, gpu, Way::NoWindow);
+    let at_b = OnGpu::new(&b, gpu, GpuMethod::NoWindow);
     at_b.fill(9);
     const LEN: usize = 1_500_000;
     until("a READ that is fetched ahead", || {

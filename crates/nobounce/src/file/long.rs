@@ -100,7 +100,7 @@ impl<'a> LongRead<'a> {
 
     /// Reads a piece into the pinned buffer, and copies it to its place.
     fn stage(&self, engine: &CopyEngine, piece: &Piece, cold: Option<&Direct>) -> Result<(), FileError> {
-        let mut chunk = gpu_access::patient_chunk(engine, PIECE)?;
+        let mut chunk = gpu_access::wait_for_chunk(engine, PIECE)?;
         let room = chunk.get_mut().ok_or_else(|| self.source.failed(piece, "its pinned buffer is in use"))?;
         self.source.load(piece, cold, room)?;
         let copy = engine.start_write_from(self.memory, piece.memory, chunk, piece.wanted.clone())?;

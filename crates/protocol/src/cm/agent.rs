@@ -107,7 +107,7 @@ pub struct Agent {
     timers: BTreeSet<(Nanos, u32)>,
     timewait: usize,
     /// DREPs sent a short while ago: time, destination, IDs, transaction ID.
-    farewells: VecDeque<(Nanos, IpAddr, Ids, u64)>,
+    kept_dreps: VecDeque<(Nanos, IpAddr, Ids, u64)>,
     out: VecDeque<(IpAddr, Mad)>,
     events: VecDeque<Event>,
     counters: AgentCounters,
@@ -126,7 +126,7 @@ impl Agent {
             listeners: HashMap::new(),
             timers: BTreeSet::new(),
             timewait: 0,
-            farewells: VecDeque::new(),
+            kept_dreps: VecDeque::new(),
             out: VecDeque::new(),
             events: VecDeque::new(),
             counters: AgentCounters::default(),

@@ -178,7 +178,7 @@ impl Communication {
     }
 
     /// The peer sent an MRA: extend the deadline.
-    pub(super) fn be_patient(&mut self, now: Nanos, service_timeout: u8) {
+    pub(super) fn extend_deadline(&mut self, now: Nanos, service_timeout: u8) {
         self.due = Some(now + nanos(service_timeout.min(LONGEST_SERVICE)) + nanos(RESPONSE_TIMEOUT));
     }
 

@@ -51,7 +51,7 @@ pub(crate) struct Linger {
     sum: u64,
     parts: VecDeque<Part>,
     /// The receiver answers markers.
-    near: bool,
+    same_host: bool,
     receiver: ReceiverStatus,
     /// Number of the last marker.
     marker: u32,
@@ -71,14 +71,14 @@ impl Linger {
     }
 
     /// Whether the receiver of later packets answers markers.
-    pub(crate) fn set_near(&mut self, near: bool) {
-        if near && !self.near {
-            self.near = true;
+    pub(crate) fn set_same_host(&mut self, same_host: bool) {
+        if same_host && !self.same_host {
+            self.same_host = true;
             // The packet that revealed the receiver was counted before.
             let timeout = self.timeout();
             self.parts.iter_mut().for_each(|part| part.gone = part.sent + timeout);
         }
-        self.near = near;
+        self.same_host = same_host;
     }
 
     /// Accounts for bytes that leave now.
@@ -100,7 +100,7 @@ impl Linger {
 
     fn timeout(&self) -> Nanos {
         match self.receiver {
-            _ if !self.near => LINGER,
+            _ if !self.same_host => LINGER,
             ReceiverStatus::Unknown => FIRST_LINGER_TIMEOUT,
             ReceiverStatus::Answers => LINGER_TIMEOUT,
             ReceiverStatus::Deaf => LINGER,
@@ -112,7 +112,7 @@ impl Linger {
     pub(crate) fn poll_marker(&mut self, now: Nanos, waits: bool) -> Option<u32> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let new = self.unmarked >= MARK_EVERY || (waits && self.unmarked > 0) || is_due(self.mark_at);
-        if !self.near || self.parts.is_empty() || !(new || is_due(self.again)) {
+        if !self.same_host || self.parts.is_empty() || !(new || is_due(self.again)) {
             return None;
         }
         self.repeats = if new { 0 } else { self.repeats + 1 };
@@ -149,7 +149,7 @@ impl Linger {
         {
             // A marker was expected, and none behind it came back.
             let waited = first.gone - first.sent > LINGER;
-            if self.near && waited && first.marker != self.marker.wrapping_add(1) {
+            if self.same_host && waited && first.marker != self.marker.wrapping_add(1) {
                 self.receiver = ReceiverStatus::Deaf;
                 self.parts.iter_mut().for_each(|part| part.gone = part.gone.min(now + LINGER));
             }
@@ -166,7 +166,7 @@ impl Linger {
     /// The next deadline: bytes expire, or a marker must be sent again.
     pub(crate) fn next(&self) -> Option<Nanos> {
         let first = self.parts.front()?.gone;
-        let marks = if self.near { [self.again, self.mark_at] } else { [None; 2] };
+        let marks = if self.same_host { [self.again, self.mark_at] } else { [None; 2] };
         marks.into_iter().flatten().chain([first]).min()
     }
 }
@@ -196,7 +196,7 @@ mod tests {
     fn regression_the_first_packet_counts_until_a_marker_comes_back() {
         let mut linger = Linger::default();
         linger.add(0, MARK_EVERY);
-        linger.set_near(true);
+        linger.set_same_host(true);
         let marker = linger.poll_marker(1, false).unwrap();
         linger.expire(FIRST_LINGER_TIMEOUT - 1);
         assert_eq!((linger.bytes(), linger.receiver), (MARK_EVERY, ReceiverStatus::Unknown));
@@ -204,13 +204,13 @@ mod tests {
         assert_eq!((linger.bytes(), linger.receiver), (0, ReceiverStatus::Answers));
     }
 
-    fn near() -> Linger {
-        Linger { near: true, ..Linger::default() }
+    fn same_host() -> Linger {
+        Linger { same_host: true, ..Linger::default() }
     }
 
     #[test]
     fn bytes_are_gone_when_a_marker_behind_them_comes_back() {
-        let mut linger = near();
+        let mut linger = same_host();
         linger.add(0, MARK_EVERY - 1);
         assert_eq!(linger.poll_marker(0, false), None, "little is not asked for");
         linger.add(1, 1);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_marker_that_is_lost_is_sent_again() {
-        let mut linger = near();
+        let mut linger = same_host();
         linger.add(0, MARK_EVERY);
         let lost = linger.poll_marker(0, false).unwrap();
         assert_eq!(linger.next(), Some(MARK_AGAIN));
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_receiver_that_never_answers_is_waited_for_once() {
-        let mut linger = near();
+        let mut linger = same_host();
         let mut markers = 0;
         linger.add(0, MARK_EVERY);
         let mut now = 0;

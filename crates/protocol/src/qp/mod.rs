@@ -473,9 +473,9 @@ impl Qp {
     }
 
     /// Whether the receiver of later unreliable packets echoes [`Marker`](crate::wire::Marker)s.
-    pub fn set_near(&mut self, near: bool) {
+    pub fn set_same_host(&mut self, same_host: bool) {
         if let Some(unreliable) = &mut self.unreliable {
-            unreliable.sender.set_near(near);
+            unreliable.sender.set_same_host(same_host);
         }
     }
 

@@ -670,8 +670,8 @@ impl Requester {
         } else if self.recovery.probe_at.is_some_and(|at| at <= now) {
             out.counters.probes += 1;
             self.recovery.probes += 1;
-            let patience = if self.board.is_some() { PROBES_SELECTIVE } else { PROBES };
-            if self.recovery.probes > patience && self.una >= self.recovery.recovery_point {
+            let max_probes = if self.board.is_some() { PROBES_SELECTIVE } else { PROBES };
+            if self.recovery.probes > max_probes && self.una >= self.recovery.recovery_point {
                 // Either much is lost, or the peer is descheduled and everything still sits in its
                 // buffer. Retransmitting all of it would overflow that buffer. Probe with a small
                 // window; an ACK restores it.

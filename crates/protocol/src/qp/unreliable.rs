@@ -199,8 +199,8 @@ impl Sender {
         self.linger.expire(now);
     }
 
-    pub(crate) fn set_near(&mut self, near: bool) {
-        self.linger.set_near(near);
+    pub(crate) fn set_same_host(&mut self, same_host: bool) {
+        self.linger.set_same_host(same_host);
     }
 
     pub(crate) fn poll_marker(&mut self, now: Nanos) -> Option<u32> {

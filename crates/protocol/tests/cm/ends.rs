@@ -185,7 +185,7 @@ fn a_process_that_goes_says_again_what_was_not_answered() {
 }
 
 #[test]
-fn last_words_are_not_kept_for_ever_nor_for_strangers() {
+fn dreps_are_kept_for_a_time_and_only_for_known_connections() {
     let mut world = World::new();
     let (a, _) = world.established();
     world.agents[A].disconnect(world.now, a).unwrap();

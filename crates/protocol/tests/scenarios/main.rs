@@ -8,7 +8,7 @@ mod forged;
 mod losses;
 mod operations;
 mod order;
-mod patience;
 mod refusals;
 mod selective;
+mod timers;
 mod world;

@@ -38,7 +38,7 @@ fn a_dma_buf_is_registered_by_whole_pages_of_the_export_and_the_address_of_the_m
 }
 
 #[test]
-fn each_rung_that_fails_gives_way_to_the_next_and_its_reason_is_kept() {
+fn each_method_that_fails_falls_back_to_the_next_and_its_reason_is_kept() {
     let addr = gpu_memory();
     let pd = open().alloc_pd().unwrap();
     for errno in [libc::EOPNOTSUPP, libc::EINVAL, libc::ENOMEM, libc::EPROTONOSUPPORT] {

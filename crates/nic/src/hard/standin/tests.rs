@@ -152,18 +152,18 @@ fn what_a_device_refuses_is_said_in_a_sentence() {
 #[test]
 fn events_tell_how_the_device_is() {
     let device = open();
-    assert_eq!(device.look(), hard::Health::default());
+    assert_eq!(device.health(), hard::Health::default());
     world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ERR, 1)));
-    assert!(device.look().port_down);
+    assert!(device.health().port_down);
     world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ACTIVE, 1)));
-    assert!(!device.look().port_down);
+    assert!(!device.health().port_down);
     world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ERR, 2)));
-    assert!(!device.look().port_down, "another port's");
+    assert!(!device.health().port_down, "another port's");
     world(|world| world.events.push_back((verbs::IBV_EVENT_DEVICE_FATAL, 0)));
-    assert!(device.look().gone && device.look().gone);
+    assert!(device.health().gone && device.health().gone);
     let device = open();
     world(|world| world.port.state = verbs::IBV_PORT_DOWN);
-    assert!(!device.look().port_down && device.examine().port_down, "no event yet, but the port says it");
+    assert!(!device.health().port_down && device.examine().port_down, "no event yet, but the port says it");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_forked_child_is_told_and_leaves_its_parent_s_objects_alone() {
             told(device.alloc_pd().map(drop).map_err(|e| e.to_string())),
             told(device.create_cq(1, None).map(drop).map_err(|e| e.to_string())),
             qp.modify(&QpAttr::to_init(Access::all()), 0).is_err_and(|e| e.to_string().contains("fork")),
-            device.look().forked && device.examine().forked,
+            device.health().forked && device.examine().forked,
             !channel.take(),
         ];
         drop((device, pd, channel, cq, qp, mr));
@@ -239,16 +239,16 @@ fn a_forked_child_is_told_and_leaves_its_parent_s_objects_alone() {
 fn the_port_s_own_word_counts_whatever_its_events_said() {
     let device = open();
     world(|world| world.events.push_back((verbs::IBV_EVENT_PORT_ERR, 1)));
-    assert!(device.look().port_down);
+    assert!(device.health().port_down);
     assert!(!device.examine().port_down, "it is back, without an event");
-    assert!(!device.look().port_down, "and that is kept");
+    assert!(!device.health().port_down, "and that is kept");
     let queues = [device.create_cq(8, None).unwrap(), device.create_cq(8, None).unwrap()];
     let which = queues[1].inner.raw.as_ptr().addr();
     world(|world| world.events.push_back((verbs::IBV_EVENT_CQ_ERR, which)));
-    assert!(device.look().queue_failed && device.look().queue_failed);
+    assert!(device.health().queue_failed && device.health().queue_failed);
     assert_eq!([queues[0].has_failed(), queues[1].has_failed()], [false, true]);
     drop(queues);
-    assert!(device.look().is_well(), "a destroyed CQ does not count");
+    assert!(device.health().is_well(), "a destroyed CQ does not count");
 }
 
 #[test]

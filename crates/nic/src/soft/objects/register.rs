@@ -368,7 +368,7 @@ fn crossover(memory: &GpuMemory) -> usize {
     match Calibration::of(memory.gpu()) {
         Ok(found) => found.load_crossover,
         Err(error) => {
-            tracing::warn!(%error, "what the ways into GPU memory cost could not be measured");
+            tracing::warn!(%error, "cannot measure the cost of loads and copies of GPU memory; using the usual crossover");
             USUAL_CROSSOVER
         }
     }

@@ -12,11 +12,11 @@ use crate::wire::Qpn;
 
 /// How long a DREP is kept in case this process exits before the peer retransmits its DREQ. The
 /// kernel does so after 6.4 s.
-const KEEP_FAREWELL: Nanos = 10 * SECOND;
+const DREP_KEEP_TIME: Nanos = 10 * SECOND;
 /// Maximum number of kept DREPs.
-const MAX_FAREWELLS: usize = 1024;
+const MAX_KEPT_DREPS: usize = 1024;
 /// How often an exiting process sends its last messages: it cannot retransmit them later.
-const LAST_WORDS: usize = 3;
+const FINAL_SENDS: usize = 3;
 
 impl Agent {
     /// Disconnects. A connection that the peer has ended stays as it is.
@@ -45,16 +45,16 @@ impl Agent {
 
     /// Keeps a DREP that the peer may not have received. A DREP for an unknown connection is not
     /// kept: any host can send a DREQ.
-    pub(super) fn keep_farewell(&mut self, now: Nanos, to: IpAddr, ids: Ids, transaction: u64, ours: bool) {
-        let before = self.farewells.len();
-        self.farewells.retain(|(_, peer, of, _)| (*peer, *of) != (to, ids));
-        let again = self.farewells.len() < before;
-        self.farewells.retain(|(at, ..)| now < at + KEEP_FAREWELL);
+    pub(super) fn keep_drep(&mut self, now: Nanos, to: IpAddr, ids: Ids, transaction: u64, ours: bool) {
+        let before = self.kept_dreps.len();
+        self.kept_dreps.retain(|(_, peer, of, _)| (*peer, *of) != (to, ids));
+        let again = self.kept_dreps.len() < before;
+        self.kept_dreps.retain(|(at, ..)| now < at + DREP_KEEP_TIME);
         if ours || again {
-            if self.farewells.len() == MAX_FAREWELLS {
-                self.farewells.pop_front();
+            if self.kept_dreps.len() == MAX_KEPT_DREPS {
+                self.kept_dreps.pop_front();
             }
-            self.farewells.push_back((now, to, ids, transaction));
+            self.kept_dreps.push_back((now, to, ids, transaction));
         }
     }
 
@@ -62,9 +62,9 @@ impl Agent {
     /// Sends each DREQ several times, and the DREPs of connections that ended just now. A peer that
     /// missed a DREP would repeat its DREQ to no effect, the kernel for more than a minute.
     pub fn end_all(&mut self, now: Nanos) {
-        let farewells = std::mem::take(&mut self.farewells);
-        for (at, to, ids, transaction) in farewells {
-            if now < at + KEEP_FAREWELL {
+        let kept_dreps = std::mem::take(&mut self.kept_dreps);
+        for (at, to, ids, transaction) in kept_dreps {
+            if now < at + DREP_KEEP_TIME {
                 self.send(to, ids.emit(MessageKind::Drep, transaction));
             }
         }
@@ -74,7 +74,7 @@ impl Agent {
         let all: Vec<_> = self.communications.values().map(Communication::id).collect();
         all.into_iter().for_each(|id| self.release(now, id));
         let words: Vec<_> = self.out.drain(..).collect();
-        (0..LAST_WORDS).for_each(|_| self.out.extend(words.iter().cloned()));
+        (0..FINAL_SENDS).for_each(|_| self.out.extend(words.iter().cloned()));
     }
 
     /// The connection that is established, as far as we know, with a queue pair of `peer`.

@@ -35,7 +35,7 @@ impl Agent {
                     About::Other => false,
                 };
                 if waits {
-                    communication.be_patient(now, mra.service_timeout);
+                    communication.extend_deadline(now, mra.service_timeout);
                 }
             }),
             Message::Dreq { ids, .. } => self.take_dreq(now, from, *ids, message, mad),
@@ -216,7 +216,7 @@ impl Agent {
             self.counters.dropped += 1;
         }
         refusal(message, mad).into_iter().for_each(|drep| self.send(from, drep));
-        self.keep_farewell(now, from, ids.swapped(), mad.transaction(), known);
+        self.keep_drep(now, from, ids.swapped(), mad.transaction(), known);
         if !known {
             return;
         }

@@ -125,7 +125,7 @@ fn what_cannot_be_reached_is_lost_and_harms_nobody() {
 /// An explicit hop limit of 64, which hardware sets, must not give every packet control data of its
 /// own.
 #[test]
-fn the_hop_limit_that_packets_have_anyway_is_no_treatment() {
+fn the_hop_limit_that_packets_have_anyway_needs_no_control_data() {
     let (a, b) = pair(41);
     let usual = a.capabilities().usual_hops;
     assert_ne!(usual, 0, "the kernel says it");
@@ -141,7 +141,7 @@ fn the_hop_limit_that_packets_have_anyway_is_no_treatment() {
 /// The ICRC does not cover the IP options, and packets that set them get identifications as others
 /// do.
 #[test]
-fn packets_with_a_treatment_arrive_right() {
+fn packets_with_ip_options_arrive_right() {
     let (mut a, mut b) = pair(40);
     let mut batch = TxBatch::new(a.capabilities());
     let ip_options = IpOptions { traffic_class: 0x68, hop_limit: 33 };

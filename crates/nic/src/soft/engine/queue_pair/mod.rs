@@ -25,7 +25,7 @@ use ack_delay::AckTiming;
 use held::GpuState;
 pub(crate) use posted::{Posted, XrcTarget};
 use route::QpRoute;
-use schedule::{NEAR_TURN, Schedule, TURN};
+use schedule::{SAME_HOST_TURN, Schedule, TURN};
 use sent::SentPackets;
 
 /// One queue pair.
@@ -86,7 +86,7 @@ impl QueuePair {
 
     /// Packets in its turn; `shared`: other queue pairs use the same route.
     pub(crate) fn whole_turn(&self, shared: bool) -> u64 {
-        if self.route.ring.is_some() && !shared { NEAR_TURN } else { TURN }
+        if self.route.ring.is_some() && !shared { SAME_HOST_TURN } else { TURN }
     }
 
     /// The identity under which its peer accesses memory.

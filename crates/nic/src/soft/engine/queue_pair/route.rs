@@ -76,7 +76,7 @@ impl QueuePair {
     pub(crate) fn note_direction(&mut self, header: &Header, local_peers: &mut LocalPeers) {
         let (to, qpn) = (*self.qp.destination(), header.dest_qpn);
         if self.route.direction.is_none_or(|(before, _)| before != to) {
-            self.qp.set_near(local_peers.contains(to));
+            self.qp.set_same_host(local_peers.contains(to));
         }
         self.route.direction = Some((to, qpn));
     }

@@ -9,7 +9,7 @@ use crate::soft::engine::path::PathIndex;
 pub(super) const TURN: u64 = 15;
 
 /// The same through shared memory, where the route is its own: a whole piece of a READ.
-pub(super) const NEAR_TURN: u64 = 32;
+pub(super) const SAME_HOST_TURN: u64 = 32;
 
 /// Its place in the engine's lists, and its share of its path.
 #[derive(Debug)]
