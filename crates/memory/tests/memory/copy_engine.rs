@@ -80,8 +80,8 @@ fn a_gather_sees_what_was_stored_through_the_window() {
 }
 
 #[test]
-fn a_chunk_is_used_again_only_when_nobody_can_see_it() {
-    alone("copy_engine::a_chunk_is_used_again_only_when_nobody_can_see_it", &[], || {
+fn a_chunk_is_used_again_only_when_no_process_can_see_it() {
+    alone("copy_engine::a_chunk_is_used_again_only_when_no_process_can_see_it", &[], || {
         let cuda = StandIn::program();
         let memory = memory(cuda);
         let engine = CopyEngine::new(&gpu(), 1, 4096).unwrap();

@@ -174,7 +174,7 @@ fn stores_never_tear_a_word() {
 
 /// A reader spins on the last byte, as ib_write_lat does, and must then find the whole message.
 #[test]
-fn whoever_sees_the_last_byte_sees_the_message() {
+fn a_reader_that_sees_the_last_byte_sees_the_message() {
     for (len, offset) in [(1, 0), (8, 3), (64, 0), (65, 5), (100, 1), (1000, 4), (4096, 0), (9001, 7)] {
         let buffer = HostBuffer::new(16384).unwrap();
         // SAFETY: the buffer outlives the window.

@@ -212,7 +212,7 @@ fn memory_is_deregistered_while_fetches_stand_still() {
 }
 
 #[test]
-fn whoever_sleeps_after_a_post_is_served() {
+fn a_thread_that_sleeps_after_a_post_is_served() {
     let gpu = StandIn::program();
     let (mut a, mut b) = (End::open(&config("127.91.9.1"), MIB), End::open(&config("127.91.9.1"), MIB));
     let channel = a.device.create_channel().unwrap();
@@ -295,7 +295,7 @@ fn both_directions_with_many_queue_pairs() {
 }
 
 #[test]
-fn a_copy_that_fails_harms_nobody_else() {
+fn a_copy_that_fails_harms_no_other_region() {
     let gpu = StandIn::program();
     let (a, b) = ends("127.91.13.1", 2, Mtu::Mtu4096);
     let (r1, r2) = (OnGpu::new(&b, gpu, GpuMethod::Staged), OnGpu::new(&b, gpu, GpuMethod::Staged));
@@ -358,12 +358,12 @@ fn sleeper(addr: &str, on_gpu: bool, poll_after: bool) {
 }
 
 #[test]
-fn whoever_sleeps_after_a_post_from_host_memory_is_served() {
+fn a_thread_that_sleeps_after_a_post_from_host_memory_is_served() {
     sleeper("127.91.9.2", false, true);
 }
 
 #[test]
-fn whoever_polls_once_after_arming_is_served() {
+fn a_thread_that_polls_once_after_arming_is_served() {
     sleeper("127.91.9.3", true, true);
 }
 

@@ -90,7 +90,7 @@ fn objects_go_in_any_order_and_leave_nothing() {
 }
 
 #[test]
-fn a_queue_that_went_before_its_queue_pairs_hinders_nobody() {
+fn a_queue_that_went_before_its_queue_pairs_hinders_no_other() {
     let mut a = End::open(&config("127.65.0.2"), 4096);
     let mut b = End::open(&config("127.65.0.2"), 4096);
     a.add_qp(QpLimits::default());

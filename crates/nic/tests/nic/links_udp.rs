@@ -290,7 +290,7 @@ fn packets_that_lie_with_a_device_that_closes_reach_their_slot() {
 }
 
 #[test]
-fn packets_for_a_slot_nobody_has_are_counted() {
+fn packets_for_a_slot_without_a_process_are_counted() {
     let (mut from, mut to) = (open("127.25.0.1"), open("127.25.0.2"));
     let mut batch = TxBatch::new(from.capabilities());
     (0..5).for_each(|n| assert!(put(&mut batch, to.local(), 77, n, 60)));

@@ -84,7 +84,7 @@ fn crossed_numbers_on_one_address_and_equal_numbers_on_two() {
 /// The kernel steers by the order of the sockets on the port, which changes when a device closes.
 /// Packets may then reach any device with a socket there. A device without queue pairs polls none.
 #[test]
-fn regression_a_device_without_queue_pairs_gets_nobodys_packets() {
+fn regression_a_device_without_queue_pairs_gets_no_packets_of_others() {
     let addr = config("127.59.3.1");
     let [first, a, b] = [(); 3].map(|()| {
         let mut end = End::open(&addr, MIB);

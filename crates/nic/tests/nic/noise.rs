@@ -242,7 +242,7 @@ fn inputs(target: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn the_corpora_hurt_nobody_but_whom_they_are_aimed_at() {
+fn the_corpora_hurt_only_the_queue_pairs_they_are_aimed_at() {
     let bytes = 2 * WORKERS * LEN;
     let (mut a, mut b) = pair_with(&unguarded("127.57.30.1"), &unguarded("127.57.30.2"), bytes, Mtu::Mtu1024);
     for i in 1..WORKERS {

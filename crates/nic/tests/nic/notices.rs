@@ -338,7 +338,7 @@ fn the_first_packet_and_the_drained_queue_are_events() {
 }
 
 #[test]
-fn nobody_needs_to_poll_the_target() {
+fn no_thread_needs_to_poll_the_target() {
     let (a, b) = pair("127.52.0.7", 4096, MTU);
     let recv = b.sge(0, 8);
     for wr_id in 0..100 {

@@ -80,7 +80,7 @@ fn each_method_that_fails_falls_back_to_the_next_and_its_reason_is_kept() {
 }
 
 #[test]
-fn a_provider_that_lies_is_found_out_before_anybody_s_bytes_are_lost() {
+fn a_provider_that_lies_is_found_out_before_bytes_are_lost() {
     let addr = gpu_memory();
     for lie in [Lie::Swallows, Lie::ForgetsOffset] {
         world(|world| (world.lie, world.peermem) = (Some(lie), libc::EFAULT));
@@ -315,7 +315,7 @@ fn what_was_read_is_as_long_as_what_was_asked_for_whatever_the_device_says() {
 }
 
 #[test]
-fn staged_memory_is_fetched_before_it_leaves_and_placed_before_anybody_is_told() {
+fn staged_memory_is_fetched_before_it_leaves_and_placed_before_completions() {
     let (addr, gpu) = (gpu_memory(), StandIn::program());
     let StagedEnd { device, staged, cq, qp, far, host } = StagedEnd::new(addr);
     let remote = Remote { addr: host.addr(), rkey: far.rkey() };

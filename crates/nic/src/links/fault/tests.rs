@@ -107,7 +107,7 @@ fn reordering_lets_later_packets_overtake_and_loses_none() {
 }
 
 #[test]
-fn a_reordered_packet_that_nobody_overtakes_leaves_after_a_while() {
+fn a_reordered_packet_that_none_overtakes_leaves_after_a_while() {
     let (mut link, log) = link("reorder=1,seed=7");
     let mut batch = TxBatch::new(link.capabilities());
     assert!(numbered(&mut batch, 1, LEN));

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_before_the_doors_were_closed_is_greeted_and_nobody_comes_later() {
+    fn a_peer_that_came_before_the_socket_closed_is_greeted_and_none_comes_later() {
         let addr = "127.88.1.4".parse().unwrap();
         let mut listener = listen(addr, 3).unwrap();
         let there = connect(addr, 3).unwrap();

@@ -100,7 +100,7 @@ fn sockets_are_looked_at_by_who_has_just_sent() {
 
 /// An abandoned packet that wrapped leaves a skipped ring end behind, which holds no packet.
 #[test]
-fn a_skipped_end_alone_keeps_nobody_awake() {
+fn a_skipped_end_alone_keeps_no_thread_awake() {
     let (mut from, mut to) = (link("127.66.2.10"), link("127.66.2.10"));
     let ring = from.peer_ring(to.local(), to.slot()).unwrap();
     to.poll_control();

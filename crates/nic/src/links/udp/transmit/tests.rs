@@ -110,7 +110,7 @@ fn a_refused_group_is_counted_by_cause_and_the_next_one_leaves() {
 }
 
 #[test]
-fn what_cannot_be_reached_is_lost_and_harms_nobody() {
+fn what_cannot_be_reached_is_lost_and_harms_no_other_packet() {
     let (mut a, mut b) = pair(4);
     let mut batch = TxBatch::new(a.capabilities());
     // From a loopback address nothing outside can be reached: the kernel refuses each of these.
