@@ -2,8 +2,7 @@
 
 use nobounce::{ConnectOptions, Device, HandshakeError, Hello, QpHalf};
 use nobounce_nic::any::{Cq, CreateError, ModifyError, Qp};
-use nobounce_nic::soft::{Access, QpAttr};
-use nobounce_nic::work::QpLimits;
+use nobounce_nic::work::{Access, QpAttr, QpLimits};
 
 /// Work requests to one rank at a time.
 const SEND_DEPTH: usize = 256;

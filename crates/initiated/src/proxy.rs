@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::AccessError;
 use nobounce_nic::any::{Cq, CqError};
-use nobounce_nic::soft::{Remote, Status};
-use nobounce_nic::work::{Operation, Sge, WorkCompletion};
+use nobounce_nic::work::{Operation, Remote, Sge, Status, WorkCompletion};
 
 use crate::descriptor::{Action, Counted, Descriptor, Signal, WORDS};
 use crate::parts::{Channel, Parts, PartsError, Scratch};

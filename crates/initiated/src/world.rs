@@ -4,7 +4,7 @@ use std::sync::{Arc, RwLock};
 
 use nobounce::{Device, Hello, Region, RemoteRegion};
 use nobounce_memory::gpu::{Gpu, GpuOptions, Shadowed};
-use nobounce_nic::soft::Access;
+use nobounce_nic::work::Access;
 use serde::{Deserialize, Serialize};
 
 use crate::control_memory::{ControlMemory, HEAP};

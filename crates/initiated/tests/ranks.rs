@@ -17,8 +17,8 @@ use nobounce_initiated::thread::ProxyThread;
 use nobounce_initiated::words::{ERROR, STRIDE, WordMemory, Words};
 use nobounce_memory::{HostBuffer, Window};
 use nobounce_nic::any::{Cq, Device, Mr, Pd, Qp};
-use nobounce_nic::soft::{self, Access, Config, LinkChoice, Mtu, Psn, QpAttr};
-use nobounce_nic::work::QpLimits;
+use nobounce_nic::soft::{self, Config, LinkChoice};
+use nobounce_nic::work::{Access, Mtu, Psn, QpAttr, QpLimits};
 
 const BYTES: usize = 64 << 10;
 const SIGNALS: usize = 8;

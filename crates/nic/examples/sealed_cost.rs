@@ -6,10 +6,8 @@
 
 use nobounce_memory::HostBuffer;
 use nobounce_nic::links::sealed::{KeySource, SealKeys};
-use nobounce_nic::soft::{
-    Access, Config, Cq, Device, LinkChoice, Mr, Mtu, Pd, Progress, Psn, Qp, QpAttr, Remote, Status,
-};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest, Sge};
+use nobounce_nic::soft::{Config, Cq, Device, LinkChoice, Mr, Pd, Progress, Qp};
+use nobounce_nic::work::{Access, Mtu, Operation, Psn, QpAttr, QpLimits, Remote, SendRequest, Sge, Status};
 use nobounce_protocol::seal::{KeyRing, SealMode};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 

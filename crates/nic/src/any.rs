@@ -18,7 +18,7 @@ use nobounce_protocol::wire::Qpn;
 use crate::hard;
 use crate::soft;
 use crate::tally::PathCounters;
-use crate::work::{QpLimits, RecvRequest, SendRequest, WorkCompletion};
+use crate::work::{self, QpLimits, RecvRequest, SendRequest, WorkCompletion};
 
 /// A NIC. Clones share it.
 #[derive(Clone, Debug)]
@@ -88,6 +88,19 @@ pub enum RegisterError {
     Hard(#[from] hard::RegisterError),
 }
 
+impl RegisterError {
+    /// Whether a direct path was required, and there is none.
+    #[must_use]
+    pub fn is_not_direct(&self) -> bool {
+        use nobounce_memory::gpu::RegisterError as Gpu;
+        matches!(
+            self,
+            Self::Soft(soft::RegisterError::Gpu(Gpu::NotDirect { .. }))
+                | Self::Hard(hard::RegisterError::NotDirect { .. })
+        )
+    }
+}
+
 /// Why a queue pair could not be modified.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -106,7 +119,7 @@ pub enum ModifyError {
 pub enum PostError {
     /// By the software NIC.
     #[error(transparent)]
-    Soft(#[from] soft::PostError),
+    Soft(#[from] work::PostError),
     /// By a hardware NIC.
     #[error(transparent)]
     Hard(#[from] hard::PostError),
@@ -115,7 +128,7 @@ pub enum PostError {
 impl PostError {
     /// Whether the queue is full: it helps to poll completions and try again.
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Soft(soft::PostError::QueueFull(_)) | Self::Hard(hard::PostError::QueueFull(_)))
+        matches!(self, Self::Soft(work::PostError::QueueFull(_)) | Self::Hard(hard::PostError::QueueFull(_)))
     }
 }
 
@@ -132,6 +145,14 @@ pub enum CqError {
 }
 
 impl Device {
+    /// Opens a software NIC.
+    ///
+    /// # Errors
+    /// As for [`soft::Device::open`].
+    pub fn open(config: &soft::Config) -> Result<Self, OpenError> {
+        Ok(Self::Soft(soft::Device::open(config)?))
+    }
+
     /// Its name: `nb0` is the software NIC.
     pub fn name(&self) -> &str {
         match self {

@@ -46,3 +46,4 @@ pub mod work;
 pub use process::cpu::ask_for_short_slices;
 pub use process::eventfd::EventFd;
 pub use process::fork::ParentOnly;
+pub use soft::{Config, ConfigError, PathMtu, Progress};

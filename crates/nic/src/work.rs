@@ -1,9 +1,10 @@
-//! Requests and completions of queue pairs, whichever kind of NIC carries them out.
+//! Attributes, requests and completions of queue pairs, whichever kind of NIC carries them out.
 
-use nobounce_protocol::qp::{Datagram, DatagramSource, Status, WorkKind};
-use nobounce_protocol::wire::Qpn;
-
-pub use nobounce_protocol::qp::Operation;
+pub use nobounce_protocol::qp::{
+    Access, AttrMask, Datagram, DatagramSource, GRH_LEN, IpOptions, LocalWork, Mtu, Operation, PostError,
+    QpAttr, QpCounters, QpEvent, QpState, Remote, Service, Status, TransitionError, WorkKind,
+};
+pub use nobounce_protocol::wire::{Psn, Qpn};
 
 /// How deep a queue pair's queues are.
 #[derive(Clone, Copy, Debug)]

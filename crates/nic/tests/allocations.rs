@@ -8,8 +8,8 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nobounce_nic::soft::{Config, LinkChoice, Mtu, Progress, Status};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
+use nobounce_nic::soft::{Config, LinkChoice, Progress};
+use nobounce_nic::work::{Mtu, Operation, QpLimits, RecvRequest, SendRequest, Sge, Status, WorkCompletion};
 
 use crate::common::{End, config, connect};
 

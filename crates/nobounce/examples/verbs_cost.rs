@@ -12,8 +12,7 @@
 use std::time::{Duration, Instant};
 
 use nobounce::nic::any::{Cq, Qp};
-use nobounce::nic::soft::Remote;
-use nobounce::nic::work::{Operation, SendRequest, Sge};
+use nobounce::nic::work::{Operation, Remote, SendRequest, Sge};
 use nobounce::{ConnectOptions, Connection, Device, Region, RemoteRegion};
 use nobounce_verbs as verbs;
 

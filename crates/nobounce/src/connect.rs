@@ -5,8 +5,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use nobounce_nic::any::{Channel, Cq, Qp};
-use nobounce_nic::soft::{Access, Mtu, Psn, QpAttr, QpState, Qpn};
-use nobounce_nic::work::QpLimits;
+use nobounce_nic::work::{Access, Mtu, Psn, QpAttr, QpLimits, QpState, Qpn};
 
 use crate::connection::Connection;
 use crate::control::ControlChannel;

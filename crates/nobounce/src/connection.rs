@@ -10,8 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nobounce_nic::any::{self, Channel, Cq, Qp};
-use nobounce_nic::soft::{Mtu, QpAttr, QpState, Status, WorkKind};
-use nobounce_nic::work::WorkCompletion;
+use nobounce_nic::work::{Mtu, QpAttr, QpState, Status, WorkCompletion, WorkKind};
 
 use crate::connect::Lanes;
 use crate::control::ControlChannel;

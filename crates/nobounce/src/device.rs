@@ -3,7 +3,8 @@
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_nic::any::{self, OpenError, Pd};
 use nobounce_nic::hard;
-use nobounce_nic::soft::{self, Access, Config, ConfigError, Progress};
+use nobounce_nic::work::Access;
+use nobounce_nic::{Config, ConfigError, Progress};
 
 use crate::choose::{AUTO, DeviceChoice};
 use crate::region::{Region, RegisterError};
@@ -103,21 +104,13 @@ impl Device {
     /// # Errors
     /// Another user holds the port, the address is not local, ...: the message says what to do.
     pub fn open_with(config: &Config) -> Result<Self, OpenError> {
-        Self::from_any(any::Device::Soft(soft::Device::open(config)?))
-    }
-
-    /// A device on an open software NIC.
-    ///
-    /// # Errors
-    /// The NIC has too many protection domains already.
-    pub fn from_nic(nic: soft::Device) -> Result<Self, OpenError> {
-        Self::from_any(any::Device::Soft(nic))
+        Self::from_any(any::Device::open(config)?)
     }
 
     /// A device on an open NIC of either kind.
     ///
     /// # Errors
-    /// As for [`from_nic`](Self::from_nic).
+    /// The NIC has too many protection domains already.
     pub fn from_any(nic: any::Device) -> Result<Self, OpenError> {
         Ok(Self { pd: nic.alloc_pd()?, nic })
     }

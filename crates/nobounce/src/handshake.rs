@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use nobounce_nic::any::{self, Qp};
-use nobounce_nic::soft::{Mtu, Psn, QpAttr, Qpn};
+use nobounce_nic::work::{Mtu, Psn, QpAttr, Qpn};
 use serde::{Deserialize, Serialize};
 
 use crate::control::{ControlChannel, ControlError};

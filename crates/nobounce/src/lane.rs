@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use nobounce_nic::any::{self, Mr, Qp};
-use nobounce_nic::soft::{self, Remote, WorkKind};
-use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge};
+use nobounce_nic::work::{Operation, RecvRequest, Remote, SendRequest, Sge, WorkKind};
 
 use crate::connection::Connection;
 use crate::region::{Region, RemoteRegion};
@@ -221,7 +220,8 @@ fn local_bytes(local: &Region, range: Range<usize>) -> Result<Sge, PostError> {
         return Err(PostError::LocalRange { range, region: local.len() });
     }
     let len = range.end - range.start;
-    let len = u32::try_from(len).map_err(|_| any::PostError::from(soft::PostError::TooLong(len as u64)))?;
+    let len = u32::try_from(len)
+        .map_err(|_| any::PostError::from(nobounce_nic::work::PostError::TooLong(len as u64)))?;
     Ok(Sge { addr: local.addr() + range.start as u64, len, lkey: local.mr().lkey() })
 }
 

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{Mtu, PathMtu};
+use nobounce_nic::PathMtu;
+use nobounce_nic::work::Mtu;
 
 use crate::connect::Lanes;
 use crate::handshake::HandshakeError;

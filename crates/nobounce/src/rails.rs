@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nobounce_memory::gpu::GpuOptions;
-use nobounce_nic::soft::Status;
+use nobounce_nic::work::Status;
 
 use crate::connection::Connection;
 use crate::lane::PostError;

@@ -9,7 +9,7 @@ use nobounce_memory::path::Paths;
 use nobounce_memory::{HostBuffer, Window};
 use nobounce_nic::any::{self, Mr, Pd};
 use nobounce_nic::hard;
-use nobounce_nic::soft::{self, Access};
+use nobounce_nic::work::Access;
 use serde::{Deserialize, Serialize};
 
 use crate::access::AccessError;
@@ -58,37 +58,16 @@ pub enum RegisterError {
         /// The CUDA error.
         source: CudaError,
     },
-    /// The device refused.
+    /// The NIC refused.
     #[error(transparent)]
-    Device(#[from] soft::RegisterError),
-    /// The hardware device refused.
-    #[error(transparent)]
-    Hardware(#[from] hard::RegisterError),
-    /// An error that this version does not know.
-    #[error(transparent)]
-    Other(any::RegisterError),
+    Nic(#[from] any::RegisterError),
 }
 
 impl RegisterError {
     /// Whether a direct path was required, and there is none.
     #[must_use]
     pub fn is_not_direct(&self) -> bool {
-        use nobounce_memory::gpu::RegisterError as Gpu;
-        matches!(
-            self,
-            Self::Device(soft::RegisterError::Gpu(Gpu::NotDirect { .. }))
-                | Self::Hardware(hard::RegisterError::NotDirect { .. })
-        )
-    }
-}
-
-impl From<any::RegisterError> for RegisterError {
-    fn from(error: any::RegisterError) -> Self {
-        match error {
-            any::RegisterError::Soft(error) => Self::Device(error),
-            any::RegisterError::Hard(error) => Self::Hardware(error),
-            other => Self::Other(other),
-        }
+        matches!(self, Self::Nic(error) if error.is_not_direct())
     }
 }
 

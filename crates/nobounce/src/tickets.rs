@@ -4,8 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::Instant;
 
-use nobounce_nic::soft::{Status, WorkKind};
-use nobounce_nic::work::WorkCompletion;
+use nobounce_nic::work::{Status, WorkCompletion, WorkKind};
 
 /// One operation of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -158,7 +157,7 @@ impl Tickets {
 
 #[cfg(test)]
 mod tests {
-    use nobounce_nic::soft::Qpn;
+    use nobounce_nic::work::Qpn;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use nobounce_nic::any::CqError;
-use nobounce_nic::soft::{Status, WorkKind};
+use nobounce_nic::work::{Status, WorkKind};
 
 use crate::tickets::{Completion, Ended, Ticket};
 

@@ -4,8 +4,7 @@
 use std::collections::VecDeque;
 
 use nobounce::{Connection, Device, Region, Status};
-use nobounce_nic::soft::WorkKind;
-use nobounce_nic::work::{RecvRequest, Sge, WorkCompletion};
+use nobounce_nic::work::{RecvRequest, Sge, WorkCompletion, WorkKind};
 
 use crate::frame::{Frame, Malformed};
 use crate::wire::Wire;

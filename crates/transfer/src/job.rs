@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use nobounce::RemoteRegion;
-use nobounce_nic::soft::Remote;
-use nobounce_nic::work::{Operation, SendRequest, Sge};
+use nobounce_nic::work::{Operation, Remote, SendRequest, Sge};
 
 use crate::error::TransferError;
 use crate::memory::View;

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::net::IpAddr;
 
-use nobounce_nic::soft::IpOptions;
+use nobounce_nic::work::IpOptions;
 use nobounce_verbs as verbs;
 
 use crate::convert::{addr_of, ip_options_of};

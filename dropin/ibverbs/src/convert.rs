@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::ptr;
 
 use nobounce_nic::hard::state_code;
-use nobounce_nic::soft::{Access, IpOptions, Mtu, PostError, QpState};
+use nobounce_nic::work::{Access, IpOptions, Mtu, PostError, QpState};
 use nobounce_verbs as verbs;
 
 use crate::entry::Errno;

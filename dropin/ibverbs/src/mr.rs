@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_nic::soft;
-use nobounce_nic::soft::{Access, NewMemory, RegisterError, Rereg};
+use nobounce_nic::soft::{NewMemory, RegisterError, Rereg};
+use nobounce_nic::work::Access;
 use nobounce_verbs as verbs;
 
 use crate::convert::access_of;

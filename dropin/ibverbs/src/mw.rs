@@ -3,8 +3,8 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 
-use nobounce_nic::soft::{Access, LocalWork, Mw, MwKind};
-use nobounce_nic::work::Operation;
+use nobounce_nic::soft::{Mw, MwKind};
+use nobounce_nic::work::{Access, LocalWork, Operation};
 use nobounce_verbs as verbs;
 
 use crate::entry::{self, Errno};

@@ -2,8 +2,7 @@
 
 use std::ffi::c_int;
 
-use nobounce_nic::soft::WorkKind;
-use nobounce_nic::work::WorkCompletion;
+use nobounce_nic::work::{WorkCompletion, WorkKind};
 use nobounce_verbs as verbs;
 
 use crate::cq::CqObject;

@@ -5,8 +5,10 @@ use std::ffi::c_int;
 use std::mem::{MaybeUninit, offset_of};
 use std::slice;
 
-use nobounce_nic::soft::{Datagram, LocalWork, MwKind, PostError, Qpn, Remote};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
+use nobounce_nic::soft::MwKind;
+use nobounce_nic::work::{
+    Datagram, LocalWork, Operation, PostError, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Sge,
+};
 use nobounce_verbs as verbs;
 
 use crate::ah::AhObject;

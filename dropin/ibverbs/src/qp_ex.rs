@@ -4,8 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use nobounce_nic::soft::{Datagram, LocalWork, Remote};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest, Sge};
+use nobounce_nic::work::{Datagram, LocalWork, Operation, QpLimits, Remote, SendRequest, Sge};
 use nobounce_protocol::wire::Feth;
 use nobounce_verbs as verbs;
 

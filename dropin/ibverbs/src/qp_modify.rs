@@ -4,7 +4,8 @@ use std::ffi::c_int;
 use std::sync::PoisonError;
 
 use nobounce_nic::hard::state_code;
-use nobounce_nic::soft::{Access, AttrMask, ModifyError, Psn, QpAttr, Qpn};
+use nobounce_nic::soft::ModifyError;
+use nobounce_nic::work::{Access, AttrMask, Psn, QpAttr, Qpn};
 use nobounce_verbs as verbs;
 
 use crate::convert::{addr_of, gid_of, ip_options_of, mtu_code, mtu_of, state_of};

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use nobounce_nic::soft::{Cm, Config, Device as SoftDevice, LinkChoice, Mtu};
+use nobounce_nic::soft::{Cm, Config, Device as SoftDevice, LinkChoice};
+use nobounce_nic::work::Mtu;
 use nobounce_protocol::wire::ROCE_PORT;
 use nobounce_verbs as verbs;
 

@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use nobounce::nic::soft::Remote;
-use nobounce::nic::work::{Operation, RecvRequest, SendRequest, Sge, WorkCompletion};
+use nobounce::nic::work::{Operation, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
 use nobounce::{Connection, RemoteRegion, WorkKind};
 use nobounce_predict::calibration::LISTED_BELOW;
 

@@ -10,8 +10,7 @@ use std::time::Instant;
 use anyhow::Context;
 use nobounce::memory::HostBuffer;
 use nobounce::memory::gpu::{GpuBuffer, naive};
-use nobounce::nic::soft::Remote;
-use nobounce::nic::work::{Operation, RecvRequest, SendRequest, Sge, WorkCompletion};
+use nobounce::nic::work::{Operation, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
 use nobounce::{Connection, Region, RemoteRegion};
 
 use super::case::{Kind, Place};

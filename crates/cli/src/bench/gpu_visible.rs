@@ -7,8 +7,7 @@ use std::time::Instant;
 use anyhow::Context;
 use nobounce::memory::gpu::GpuBuffer;
 use nobounce::memory::gpu::kernel::FlagWait;
-use nobounce::nic::soft::Remote;
-use nobounce::nic::work::{Operation, SendRequest, Sge};
+use nobounce::nic::work::{Operation, Remote, SendRequest, Sge};
 use nobounce::{Connection, Region, RemoteRegion};
 
 use super::drive::asks_for_completion;

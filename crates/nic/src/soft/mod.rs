@@ -34,11 +34,6 @@ pub use events::cm_channel::{CmChannel, CmNotice, Told};
 pub use events::event::AsyncEvent;
 pub use lifecycle::live_folder;
 pub use limits::{CreateError, DeviceLimits};
-pub use nobounce_protocol::qp::{
-    Access, AttrMask, Datagram, DatagramSource, GRH_LEN, IpOptions, LocalWork, Mtu, PostError, QpAttr,
-    QpCounters, QpEvent, QpState, Remote, Service, Status, TransitionError, WorkKind,
-};
-pub use nobounce_protocol::wire::{Psn, Qpn};
 pub use objects::channel::{Blocked, Channel};
 pub use objects::cq::{Cq, CqError, ResizeError};
 pub use objects::device::{Device, Pd};

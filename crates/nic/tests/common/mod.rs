@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use nobounce_memory::HostBuffer;
 use nobounce_nic::links::sealed::{KeySource, SealKeys};
-use nobounce_nic::soft::{
-    Access, AsyncEvent, Config, Cq, Device, LinkChoice, LocalPorts, Mr, Mtu, Pd, Progress, Psn, Qp, QpAttr,
-    QpState, Remote, Status,
+use nobounce_nic::soft::{AsyncEvent, Config, Cq, Device, LinkChoice, LocalPorts, Mr, Pd, Progress, Qp};
+use nobounce_nic::work::{
+    Access, Mtu, Operation, Psn, QpAttr, QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status,
+    WorkCompletion,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
 use nobounce_protocol::seal::SealMode;
 
 pub(crate) const ALL_ACCESS: Access = Access::all();

@@ -2,9 +2,9 @@
 
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::GpuOptions;
-use nobounce_nic::soft::{Mr, Remote};
+use nobounce_nic::soft::Mr;
 use nobounce_nic::tally::PathTotals;
-use nobounce_nic::work::Sge;
+use nobounce_nic::work::{Remote, Sge};
 
 use super::{ALL_ACCESS, End, MIB, patterns};
 

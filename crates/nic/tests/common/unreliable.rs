@@ -1,8 +1,9 @@
 //! Ends with queue pairs of the unreliable services.
 
-use nobounce_nic::soft::IpOptions;
-use nobounce_nic::soft::{Config, Datagram, Mtu, Psn, Qp, QpAttr, QpInit, QpState, Service, Srq};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest};
+use nobounce_nic::soft::{Config, Qp, QpInit, Srq};
+use nobounce_nic::work::{
+    Datagram, IpOptions, Mtu, Operation, Psn, QpAttr, QpLimits, QpState, SendRequest, Service,
+};
 
 use super::{ALL_ACCESS, End, config};
 

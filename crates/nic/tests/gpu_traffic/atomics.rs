@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use nobounce_nic::soft::{Mtu, Status};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest};
+use nobounce_nic::work::{Mtu, Operation, QpLimits, SendRequest, Status};
 
 use crate::common::{End, config, connect};
 use crate::rig::{self, GpuMethod, Kind, Memory, Rig};

@@ -6,7 +6,7 @@ use std::thread;
 
 use nobounce_memory::gpu::api::{Graph, Stream, consts};
 use nobounce_memory::gpu::{CudaError, Gpu};
-use nobounce_nic::soft::Mtu;
+use nobounce_nic::work::Mtu;
 
 use crate::common::pair;
 use crate::rig::{GpuMethod, Kind, Memory, Rig};

@@ -3,8 +3,8 @@
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::api::Context;
 use nobounce_memory::gpu::{CudaError, Gpu};
-use nobounce_nic::soft::{Mr, Mtu, Status};
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::soft::Mr;
+use nobounce_nic::work::{Mtu, Operation, SendRequest, Status};
 
 use crate::common::{End, pair, reconnect};
 use crate::freed::{goes_on, refused};

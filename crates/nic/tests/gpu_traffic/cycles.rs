@@ -3,8 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::Mtu;
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::work::{Mtu, Operation, SendRequest};
 
 use crate::common::{MIB, pair, resident};
 use crate::occupancy::Occupancy;

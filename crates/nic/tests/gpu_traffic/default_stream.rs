@@ -11,8 +11,7 @@ use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::CudaError;
 use nobounce_memory::gpu::api::{Function, Module, Stream};
 use nobounce_memory::gpu::kernel::PinnedWords;
-use nobounce_nic::soft::Mtu;
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::work::{Mtu, Operation, SendRequest};
 
 use crate::common::{MIB, pair};
 use crate::rig::{self, GpuMethod, Kind, Memory, Rig};

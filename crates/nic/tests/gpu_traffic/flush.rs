@@ -3,8 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{Mtu, Psn, QpAttr};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
+use nobounce_nic::work::{Mtu, Operation, Psn, QpAttr, QpLimits, RecvRequest, SendRequest};
 
 use crate::common::pair;
 use crate::rig::{self, GpuMethod, Kind, Memory, Rig};

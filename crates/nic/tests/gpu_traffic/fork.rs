@@ -1,8 +1,8 @@
 //! A fork under GPU regions: the child can drop everything and end, and takes nothing away from its
 //! parent.
 
-use nobounce_nic::soft::{CqError, Mtu, RegisterError};
-use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
+use nobounce_nic::soft::{CqError, RegisterError};
+use nobounce_nic::work::{Mtu, Operation, RecvRequest, SendRequest};
 
 use crate::common::{ALL_ACCESS, outcome, pair};
 use crate::rig::{self, GpuMethod, Kind, Memory, Rig};

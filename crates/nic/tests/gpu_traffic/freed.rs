@@ -1,8 +1,8 @@
 //! Memory freed while registered: an application error that must not crash any process or reach
 //! other memory.
 
-use nobounce_nic::soft::{Mr, Mtu, Status};
-use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
+use nobounce_nic::soft::Mr;
+use nobounce_nic::work::{Mtu, Operation, RecvRequest, SendRequest, Status};
 
 use crate::common::{End, pair, reconnect};
 use crate::rig::{self, GpuMethod, Kind, Memory, Rig};

@@ -1,8 +1,8 @@
 //! A loopback queue pair, connected to itself, with which programs reach their own GPU memory.
 //! UCX's perftest sets a word at the end of each of its buffers that way, whatever their size.
 
-use nobounce_nic::soft::{Mr, Mtu, Psn, Qp, QpAttr, Remote};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest};
+use nobounce_nic::soft::{Mr, Qp};
+use nobounce_nic::work::{Mtu, Operation, Psn, QpAttr, QpLimits, Remote, SendRequest};
 
 use crate::common::{ALL_ACCESS, End, config};
 use crate::rig::{self, GpuMethod, Kind, Memory, Rig};

@@ -3,9 +3,8 @@
 
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_memory::path::{Mechanism, Path};
-use nobounce_nic::soft::Mtu;
 use nobounce_nic::tally::PathTotals;
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::work::{Mtu, Operation, SendRequest};
 
 use crate::common::{ALL_ACCESS, pair};
 use crate::memory;

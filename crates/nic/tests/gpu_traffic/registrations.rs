@@ -1,7 +1,7 @@
 //! Several registrations of one memory, and objects that are dropped in any order.
 
-use nobounce_nic::soft::{Mr, Mtu, Status};
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::soft::Mr;
+use nobounce_nic::work::{Mtu, Operation, SendRequest, Status};
 
 use crate::common::{End, pair, reconnect};
 use crate::rig::{self, GpuMethod, Kind, Memory, Rig};

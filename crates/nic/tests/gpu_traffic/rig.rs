@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use nobounce_memory::gpu::api::{Api, Context, Stream, consts};
 use nobounce_memory::gpu::kernel::{Patterns, pattern};
 use nobounce_memory::gpu::{CudaError, Gpu, GpuBuffer, GpuOptions};
-use nobounce_nic::soft::{Mr, Remote, Status};
-use nobounce_nic::work::{Sge, WorkCompletion};
+use nobounce_nic::soft::Mr;
+use nobounce_nic::work::{Remote, Sge, Status, WorkCompletion};
 
 use crate::common::{ALL_ACCESS, End};
 use crate::gpu_common::{self, Alone};

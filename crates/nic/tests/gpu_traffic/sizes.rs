@@ -4,8 +4,8 @@
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::calibration::Calibration;
 use nobounce_memory::path::{Mechanism, Path};
-use nobounce_nic::soft::Mtu;
 use nobounce_nic::tally::PathTotals;
+use nobounce_nic::work::Mtu;
 
 use crate::common::on_gpu::used;
 use crate::common::pair;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::Mtu;
+use nobounce_nic::work::Mtu;
 
 use crate::common::pair;
 use crate::occupied::Occupier;

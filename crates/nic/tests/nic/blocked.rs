@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{Channel, Config, LinkChoice, Mtu, Progress, Retransmit, Status};
-use nobounce_nic::work::{Operation, QpLimits};
+use nobounce_nic::soft::{Channel, Config, LinkChoice, Progress, Retransmit};
+use nobounce_nic::work::{Mtu, Operation, QpLimits, Status};
 
 use crate::common::{End, config, connect, until};
 use crate::idle::engine_threads;

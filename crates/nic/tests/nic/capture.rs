@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use crate::common::unreliable::connect_uc;
 use crate::common::{End, config, pair_with, reconnect};
-use nobounce_nic::soft::{Config, Mtu, Remote, Retransmit, Status};
-use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
+use nobounce_nic::soft::{Config, Retransmit};
+use nobounce_nic::work::{Mtu, Operation, RecvRequest, Remote, SendRequest, Status};
 use nobounce_protocol::pcap::Reader;
 use nobounce_protocol::wire::icrc::IcrcCheck;
 use nobounce_protocol::wire::{Feth, Header, Marker, Opcode};

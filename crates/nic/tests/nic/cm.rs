@@ -9,8 +9,8 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use crate::common::{End, MIB, child, config, role, unguarded};
-use nobounce_nic::soft::{BindError, Cm, CmChannel, Config, Device, Psn, Qpn, Told};
-use nobounce_nic::work::QpLimits;
+use nobounce_nic::soft::{BindError, Cm, CmChannel, Config, Device, Told};
+use nobounce_nic::work::{Psn, QpLimits, Qpn};
 use nobounce_protocol::cm::{
     Accept, CommId, Connect, Event, GSI_QKEY, GSI_QPN, Ids, MAD_LEN, MessageKind, Req, ip, reason,
 };

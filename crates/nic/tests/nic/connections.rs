@@ -6,10 +6,11 @@ use crate::common::unreliable::{connect_uc, uc_pair};
 use crate::common::{ALL_ACCESS, End, MIB, config, patterns, register, until};
 use fake_cuda::client::StandIn;
 use nobounce_memory::HostBuffer;
-use nobounce_nic::soft::{
-    Access, Config, Mtu, PostError, QpAttr, QpState, Remote, Service, SrqLimits, Status, WorkKind,
+use nobounce_nic::soft::{Config, SrqLimits};
+use nobounce_nic::work::{
+    Access, Mtu, Operation, PostError, QpAttr, QpState, RecvRequest, Remote, SendRequest, Service, Status,
+    WorkKind,
 };
-use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 
 /// Waits until `end` has taken what makes a counter or a byte change: nothing else tells that a
 /// WRITE arrived.

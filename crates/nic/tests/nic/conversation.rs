@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use crate::common::{End, pair, until};
-use nobounce_nic::soft::{Mtu, WorkKind};
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::work::{Mtu, Operation, SendRequest, WorkKind};
 
 fn say(from: &End) {
     from.post(Operation::Send, 0, 8);

@@ -4,8 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{LIMIT, StopAtEnd, pair};
-use nobounce_nic::soft::{Mtu, QpState, Status};
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::work::{Mtu, Operation, QpState, SendRequest, Status};
 
 const READS: usize = 1_000_000;
 /// Bytes of each READ: the counter eight times, so that a packet whose bytes are read twice would

@@ -10,11 +10,11 @@ use crate::common::{End, MIB, config, patterns, until};
 use fake_cuda::client::StandIn;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, TxBatch};
-use nobounce_nic::soft::IpOptions;
-use nobounce_nic::soft::{
-    Config, Datagram, DatagramSource, PostError, QpState, Qpn, Service, SrqLimits, Status,
+use nobounce_nic::soft::{Config, SrqLimits};
+use nobounce_nic::work::{
+    Datagram, DatagramSource, IpOptions, Operation, PostError, QpState, Qpn, RecvRequest, SendRequest,
+    Service, Status,
 };
-use nobounce_nic::work::{Operation, RecvRequest, SendRequest};
 use nobounce_protocol::wire::Marker;
 
 const GRH: usize = 40;

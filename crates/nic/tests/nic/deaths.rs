@@ -6,8 +6,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{End, child, config, role};
-use nobounce_nic::soft::{AsyncEvent, Config, LinkChoice, Mtu, Psn, QpAttr, QpEvent, QpState, Qpn, Status};
-use nobounce_nic::work::{Operation, QpLimits};
+use nobounce_nic::soft::{AsyncEvent, Config, LinkChoice};
+use nobounce_nic::work::{Mtu, Operation, Psn, QpAttr, QpEvent, QpLimits, QpState, Qpn, Status};
 
 const TEST: &str = "deaths::a_peer_that_is_killed_is_missed";
 const LEN: u32 = 4096;

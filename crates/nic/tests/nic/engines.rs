@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 
 use crate::common::{ALL_ACCESS, End, MIB, config, connect, patterns, register, unix, until};
 use nobounce_memory::HostBuffer;
-use nobounce_nic::soft::{
-    Access, AsyncEvent, Config, Device, LocalWork, Mtu, MwKind, QpAttr, QpEvent, QpInit, QpState, Remote,
-    Service, SrqLimits, Status,
+use nobounce_nic::soft::{AsyncEvent, Config, Device, MwKind, QpInit, SrqLimits};
+use nobounce_nic::work::{
+    Access, LocalWork, Mtu, Operation, QpAttr, QpEvent, QpLimits, QpState, RecvRequest, Remote, SendRequest,
+    Service, Status,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 use nobounce_protocol::pcap::Reader;
 
 const MTU: Mtu = Mtu::Mtu4096;

@@ -4,8 +4,8 @@
 
 use crate::common::{End, config, pair_with, pattern, patterns};
 use nobounce_nic::links::fault::FaultConfig;
-use nobounce_nic::soft::{Config, Mtu, QpState, Status};
-use nobounce_nic::work::Operation;
+use nobounce_nic::soft::Config;
+use nobounce_nic::work::{Mtu, Operation, QpState, Status};
 use nobounce_protocol::wire::Feth;
 
 const LEN: usize = 1 << 20;

@@ -12,8 +12,8 @@ use crate::common::{
     End, check_write, child, config, pair_with, patterns, resident, role, unguarded, unguarded_udp, unix,
     until,
 };
-use nobounce_nic::soft::{Config, LinkChoice, Mtu, Psn, QpAttr, QpState, Qpn, Status};
-use nobounce_nic::work::{Operation, QpLimits};
+use nobounce_nic::soft::{Config, LinkChoice};
+use nobounce_nic::work::{Mtu, Operation, Psn, QpAttr, QpLimits, QpState, Qpn, Status};
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Deth, Header, ICRC_LEN, Opcode, ROCE_PORT, Reth, Syndrome};
 

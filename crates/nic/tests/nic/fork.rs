@@ -6,10 +6,9 @@ use std::io::{Read, Write};
 
 use crate::common::{ALL_ACCESS, End, check_write, config, connect, outcome, pair};
 use nobounce_nic::soft::{
-    Channel, CqError, CreateError, CreateQpError, ModifyError, Mtu, PostError, QpAttr, QpState,
-    RegisterError, Srq, SrqLimitError, SrqLimits,
+    Channel, CqError, CreateError, CreateQpError, ModifyError, RegisterError, Srq, SrqLimitError, SrqLimits,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
+use nobounce_nic::work::{Mtu, Operation, PostError, QpAttr, QpLimits, QpState, RecvRequest, SendRequest};
 
 const LEN: usize = 64 << 10;
 const SRQ: SrqLimits = SrqLimits { depth: 4, sges: 1 };

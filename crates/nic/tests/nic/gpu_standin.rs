@@ -7,8 +7,8 @@ use crate::common::{ALL_ACCESS, End, MIB, config, connect, pair, patterns};
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::GpuOptions;
 use nobounce_memory::path::{Mechanism, Path, Require};
-use nobounce_nic::soft::{Mtu, NewMemory, Remote, Rereg, Status};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
+use nobounce_nic::soft::{NewMemory, Rereg};
+use nobounce_nic::work::{Mtu, Operation, QpLimits, RecvRequest, Remote, SendRequest, Sge, Status};
 
 /// Around packets, the crossover, the first fetch and chunks.
 const SIZES: [usize; 14] =

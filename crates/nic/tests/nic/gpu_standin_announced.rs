@@ -10,8 +10,7 @@ use crate::common::on_gpu::{GpuMethod, OnGpu};
 use crate::common::unreliable::{uc_pair, ud_end};
 use crate::common::{End, child, config, pair, patterns, role};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::Mtu;
-use nobounce_nic::work::{Operation, RecvRequest, SendRequest, Sge};
+use nobounce_nic::work::{Mtu, Operation, RecvRequest, SendRequest, Sge};
 
 /// Of one packet, of many, and of a last packet with few bytes.
 const SIZES: [usize; 6] = [1, 8, 64, 4096, 4097, 100_000];

@@ -7,8 +7,8 @@ use crate::common::on_gpu::{GpuMethod, LEN, OnGpu};
 use crate::common::{ALL_ACCESS, End, check_write, connect, pair, reconnect, until};
 use fake_cuda::client::StandIn;
 use nobounce_memory::gpu::{Gone, GpuOptions};
-use nobounce_nic::soft::{Mr, Mtu, Remote, Status};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
+use nobounce_nic::soft::Mr;
+use nobounce_nic::work::{Mtu, Operation, QpLimits, RecvRequest, Remote, SendRequest, Sge, Status};
 
 /// Of one packet, of several by loads, and of many by the copy engine.
 const SIZES: [u32; 3] = [64, 20_000, 600_000];

@@ -11,8 +11,8 @@ use crate::common::{
 };
 use crate::forged::{Forger, counted};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::{Config, Mtu, Status};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest};
+use nobounce_nic::soft::Config;
+use nobounce_nic::work::{Mtu, Operation, QpLimits, SendRequest, Status};
 use nobounce_protocol::wire::{Header, Opcode, Reth};
 
 /// Far more than anything here takes while CUDA stands still, and less than it takes the peers to

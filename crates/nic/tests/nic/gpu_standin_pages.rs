@@ -5,8 +5,8 @@
 use crate::common::on_gpu::{GpuMethod, LEN, OnGpu};
 use crate::common::{End, connect, patterns, unguarded};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::{Config, LinkChoice, Mtu, Remote};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest};
+use nobounce_nic::soft::{Config, LinkChoice};
+use nobounce_nic::work::{Mtu, Operation, QpLimits, Remote, SendRequest};
 
 const COUNT: usize = 96;
 

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crate::common::on_gpu::{GpuMethod, LEN, OnGpu};
 use crate::common::{End, MIB, config, connect, patterns};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::{
-    AsyncEvent, Config, Mtu, QpAttr, QpEvent, QpInit, QpState, Retransmit, Service, SrqLimits, Status,
+use nobounce_nic::soft::{AsyncEvent, Config, QpInit, Retransmit, SrqLimits};
+use nobounce_nic::work::{
+    Mtu, Operation, QpAttr, QpEvent, QpLimits, QpState, RecvRequest, SendRequest, Service, Sge, Status,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 
 fn ends(addr: &str, qps: usize, mtu: Mtu) -> (End, End) {
     let (mut a, mut b) = (End::open(&config(addr), MIB), End::open(&config(addr), MIB));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use nobounce_nic::soft::{Config, Mtu, Progress};
-use nobounce_nic::work::{Operation, QpLimits};
+use nobounce_nic::soft::{Config, Progress};
+use nobounce_nic::work::{Mtu, Operation, QpLimits};
 
 use crate::common::{End, config, connect};
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use crate::common::{End, config};
 use crate::plain::plain_socket;
-use nobounce_nic::soft::{Datagram, IpOptions, Mtu, Psn, QpAttr, Qpn, Remote};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest};
+use nobounce_nic::work::{
+    Datagram, IpOptions, Mtu, Operation, Psn, QpAttr, QpLimits, Qpn, Remote, SendRequest,
+};
 
 const WANTED: IpOptions = IpOptions { traffic_class: 0x68, hop_limit: 33 };
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::common::{ALL_ACCESS, End, config, connect, register, until};
 use nobounce_memory::HostBuffer;
-use nobounce_nic::soft::{Mtu, QpAttr, QpInit, Service, SrqLimits};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest};
+use nobounce_nic::soft::{QpInit, SrqLimits};
+use nobounce_nic::work::{Mtu, Operation, QpAttr, QpLimits, RecvRequest, Service};
 
 const LEN: usize = 256 << 10;
 

@@ -3,11 +3,10 @@
 use std::fmt::Debug;
 
 use crate::common::{ALL_ACCESS, End, config, pair};
-use nobounce_nic::soft::{
-    Access, AttrMask, CreateError, CreateQpError, Mtu, PostError, Psn, QpAttr, QpState, RegisterError,
-    SrqLimits,
+use nobounce_nic::soft::{CreateError, CreateQpError, RegisterError, SrqLimits};
+use nobounce_nic::work::{
+    Access, AttrMask, Mtu, Operation, PostError, Psn, QpAttr, QpLimits, QpState, RecvRequest, SendRequest,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 
 /// Makes `max` objects, one too many, and another when one has gone.
 #[track_caller]

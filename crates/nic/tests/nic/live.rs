@@ -7,8 +7,8 @@ use std::process::{Child, Command};
 use std::time::{Duration, SystemTime};
 
 use crate::common::{child, pair, role, until, waive};
-use nobounce_nic::soft::{Mtu, last_snapshot, live_folder};
-use nobounce_nic::work::Operation;
+use nobounce_nic::soft::{last_snapshot, live_folder};
+use nobounce_nic::work::{Mtu, Operation};
 
 fn runtime(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("nobounce-live-{}-{name}", std::process::id()));

@@ -10,8 +10,10 @@ use crate::common::{
     ALL_ACCESS, End, MIB, check_write, child, config, connect, engines, pair_with, patterns, resident, role,
     until,
 };
-use nobounce_nic::soft::{Config, Mtu, Psn, Qp, QpAttr, Qpn, Remote, Status};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
+use nobounce_nic::soft::{Config, Qp};
+use nobounce_nic::work::{
+    Mtu, Operation, Psn, QpAttr, QpLimits, Qpn, RecvRequest, Remote, SendRequest, Status,
+};
 
 fn next_number(end: &mut End) -> u32 {
     end.add_qp(QpLimits::default());

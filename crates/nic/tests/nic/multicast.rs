@@ -3,10 +3,10 @@
 
 use std::net::IpAddr;
 
-use nobounce_nic::soft::{
-    Config, Datagram, DatagramSource, DeviceLimits, GroupError, IpOptions, Qpn, Status,
+use nobounce_nic::soft::{Config, DeviceLimits, GroupError};
+use nobounce_nic::work::{
+    Datagram, DatagramSource, IpOptions, Operation, QpLimits, Qpn, RecvRequest, SendRequest, Status,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
 
 use crate::common::unreliable::{QKEY, ud_end, ud_end_with};
 use crate::common::{End, LIMIT, MIB, config, patterns};

@@ -17,10 +17,10 @@ use nobounce_nic::links::rings::PeerRing;
 use nobounce_nic::links::shm::ShmLink;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, PacketShape, TxBatch};
-use nobounce_nic::soft::{
-    Cq, LinkChoice, Mr, Mtu, Pd, Psn, Qp, QpAttr, QpInit, QpState, Qpn, Remote, Service,
+use nobounce_nic::soft::{Cq, LinkChoice, Mr, Pd, Qp, QpInit};
+use nobounce_nic::work::{
+    Mtu, Operation, Psn, QpAttr, QpLimits, QpState, Qpn, RecvRequest, Remote, SendRequest, Service, Sge,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 use nobounce_protocol::sim::fuzzing::{Aim, Bytes};
 use nobounce_protocol::sim::{Rng, encode};
 use nobounce_protocol::wire::icrc::Flow;

@@ -9,10 +9,11 @@ use crate::common::{End, LIMIT, config, connect, pair, pair_with, until};
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
 use nobounce_nic::links::{Link, RxDatagram, TxBatch};
 use nobounce_nic::soft::{
-    AsyncEvent, Channel, Config, Cq, CqError, Device, LinkChoice, Mtu, Progress, Psn, QpAttr, QpState,
-    ResizeError, Status, WorkKind,
+    AsyncEvent, Channel, Config, Cq, CqError, Device, LinkChoice, Progress, ResizeError,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest};
+use nobounce_nic::work::{
+    Mtu, Operation, Psn, QpAttr, QpLimits, QpState, RecvRequest, SendRequest, Status, WorkKind,
+};
 use nobounce_protocol::qp::QpEvent;
 
 const MTU: Mtu = Mtu::Mtu1024;
@@ -254,7 +255,7 @@ fn a_completion_queue_changes_its_depth_and_loses_nothing() {
 fn events_of_a_queue_pair_that_goes_are_forgotten() {
     let (a, mut b) = pair("127.52.0.11", 4096, MTU);
     let fd = b.device.event_fd();
-    let remote = nobounce_nic::soft::Remote { rkey: b.mr.rkey() ^ 1, ..b.remote(0) };
+    let remote = nobounce_nic::work::Remote { rkey: b.mr.rkey() ^ 1, ..b.remote(0) };
     a.post(Operation::Write(remote), 0, 8);
     assert_eq!(a.status(), Status::RemoteAccess);
     until("the descriptor", || readable(fd));
@@ -299,7 +300,7 @@ fn asynchronous_events_make_their_descriptor_readable() {
     let (a, b) = pair("127.52.0.5", 4096, MTU);
     let fd = b.device.event_fd();
     assert!(!readable(fd) && b.device.next_event().is_none());
-    let remote = nobounce_nic::soft::Remote { rkey: b.mr.rkey() ^ 1, ..b.remote(0) };
+    let remote = nobounce_nic::work::Remote { rkey: b.mr.rkey() ^ 1, ..b.remote(0) };
     a.post(Operation::Write(remote), 0, 8);
     assert_eq!(a.status(), Status::RemoteAccess);
     until("the descriptor", || readable(fd));
@@ -325,7 +326,7 @@ fn the_first_packet_and_the_drained_queue_are_events() {
     a.succeed(1);
     assert_eq!(b.event(), AsyncEvent::Qp { qpn: qb.qpn(), event: QpEvent::CommunicationEstablished });
     let mut to_sqd = QpAttr { en_sqd_async_notify: true, ..QpAttr::to_state(QpState::Sqd) };
-    to_sqd.mask |= nobounce_nic::soft::AttrMask::EN_SQD_ASYNC_NOTIFY;
+    to_sqd.mask |= nobounce_nic::work::AttrMask::EN_SQD_ASYNC_NOTIFY;
     a.post(Operation::Write(b.remote(0)), 0, 4096);
     qa.modify(&to_sqd).unwrap();
     assert_eq!(a.event(), AsyncEvent::Qp { qpn: qa.qpn(), event: QpEvent::SendQueueDrained });

@@ -5,11 +5,11 @@ use std::collections::HashSet;
 
 use crate::common::{ALL_ACCESS, End, LIMIT, MIB, check_write, config, connect, pair, patterns, register};
 use nobounce_memory::{HostBuffer, page_size};
-use nobounce_nic::soft::{
-    Access, AttrMask, CreateQpError, Device, ModifyError, Mtu, Psn, Qp, QpAttr, QpState, Qpn, Remote, Status,
+use nobounce_nic::soft::{CreateQpError, Device, ModifyError, Qp};
+use nobounce_nic::work::{
+    Access, AttrMask, Mtu, Operation, Psn, QpAttr, QpLimits, QpState, Qpn, Remote, SendRequest, Sge, Status,
     TransitionError,
 };
-use nobounce_nic::work::{Operation, QpLimits, SendRequest, Sge};
 
 #[test]
 fn keys_are_random_never_zero_and_not_reused_soon() {

@@ -2,8 +2,7 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{End, MIB, pair, pattern};
-use nobounce_nic::soft::{Mtu, Status, WorkKind};
-use nobounce_nic::work::Operation;
+use nobounce_nic::work::{Mtu, Operation, Status, WorkKind};
 use nobounce_protocol::wire::Feth;
 
 fn ok(end: &End) {

@@ -2,8 +2,10 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{End, MIB, check_write, config, connect, pair, patterns, until};
-use nobounce_nic::soft::{Mtu, PostError, Psn, QpAttr, QpState, Remote, Status, WorkKind};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
+use nobounce_nic::work::{
+    Mtu, Operation, PostError, Psn, QpAttr, QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status,
+    WorkKind,
+};
 
 const MTU: Mtu = Mtu::Mtu1024;
 

@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{
-    AsyncEvent, Config, LinkChoice, Mtu, Progress, Psn, QpAttr, QpEvent, QpState, Retransmit, Status,
-};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest};
+use nobounce_nic::soft::{AsyncEvent, Config, LinkChoice, Progress, Retransmit};
+use nobounce_nic::work::{Mtu, Operation, Psn, QpAttr, QpEvent, QpLimits, QpState, SendRequest, Status};
 use nobounce_protocol::pcap::Reader;
 use nobounce_protocol::wire::{Capabilities, Presence};
 

@@ -4,8 +4,10 @@
 
 use crate::common::{ALL_ACCESS, End, check_write, config, connect, patterns, register};
 use nobounce_memory::HostBuffer;
-use nobounce_nic::soft::{Access, AsyncEvent, Mr, Mtu, QpAttr, QpState, Remote, Status};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
+use nobounce_nic::soft::{AsyncEvent, Mr};
+use nobounce_nic::work::{
+    Access, Mtu, Operation, QpAttr, QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status,
+};
 use nobounce_protocol::qp::QpEvent;
 
 const MTU: Mtu = Mtu::Mtu256;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::common::{child, outcome, pair, role};
-use nobounce_nic::soft::{Mtu, Remote, Status, last_snapshot};
-use nobounce_nic::work::Operation;
+use nobounce_nic::soft::last_snapshot;
+use nobounce_nic::work::{Mtu, Operation, Remote, Status};
 
 const MTU: Mtu = Mtu::Mtu1024;
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{ALL_ACCESS, End, pair, patterns, reconnect};
 use nobounce_memory::{HostBuffer, page_size};
-use nobounce_nic::soft::{Access, Mr, Mtu, NewMemory, RegisterError, Remote, Rereg, Status};
-use nobounce_nic::work::{Operation, SendRequest, Sge};
+use nobounce_nic::soft::{Mr, NewMemory, RegisterError, Rereg};
+use nobounce_nic::work::{Access, Mtu, Operation, Remote, SendRequest, Sge, Status};
 
 const MTU: Mtu = Mtu::Mtu1024;
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use nobounce_nic::soft::{Config, LinkChoice, Mtu, Retransmit};
-use nobounce_nic::work::Operation;
+use nobounce_nic::soft::{Config, LinkChoice, Retransmit};
+use nobounce_nic::work::{Mtu, Operation};
 use nobounce_protocol::wire::{CongestionNotification, Feth};
 
 use crate::common::{End, config, pair_with, patterns, unguarded_udp, until};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::common::on_gpu::{GpuMethod, OnGpu};
 use crate::common::{End, MIB, config, pair_with, patterns, until};
 use fake_cuda::client::StandIn;
-use nobounce_nic::soft::{Config, LinkChoice, Mtu, Status};
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::soft::{Config, LinkChoice};
+use nobounce_nic::work::{Mtu, Operation, SendRequest, Status};
 
 fn near(addr: &str) -> Config {
     Config { link: LinkChoice::Auto, ..config(addr) }

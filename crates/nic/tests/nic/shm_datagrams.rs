@@ -3,8 +3,8 @@
 #![allow(clippy::cast_possible_truncation)] // small constants
 
 use crate::common::{End, MIB, config, patterns, until};
-use nobounce_nic::soft::{Config, DatagramSource, LinkChoice, Status};
-use nobounce_nic::work::{Operation, SendRequest};
+use nobounce_nic::soft::{Config, LinkChoice};
+use nobounce_nic::work::{DatagramSource, Operation, SendRequest, Status};
 
 const GRH: usize = 40;
 

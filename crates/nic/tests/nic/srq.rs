@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::{ALL_ACCESS, End, config, connect, patterns, register, until};
 use nobounce_memory::HostBuffer;
-use nobounce_nic::soft::{
-    AsyncEvent, CreateError, Mtu, PostError, QpAttr, QpEvent, QpInit, QpState, Service, Srq, SrqLimitError,
-    SrqLimits, Status,
+use nobounce_nic::soft::{AsyncEvent, CreateError, QpInit, Srq, SrqLimitError, SrqLimits};
+use nobounce_nic::work::{
+    Mtu, Operation, PostError, QpAttr, QpEvent, QpLimits, QpState, RecvRequest, SendRequest, Service, Sge,
+    Status,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
 
 const MTU: Mtu = Mtu::Mtu1024;
 const SMALL: SrqLimits = SrqLimits { depth: 64, sges: 2 };

@@ -1,8 +1,8 @@
 //! A device that closes before younger ones of its address leaves stale socket numbers. The kernel
 //! mis-steers packets until the device that moved corrects the program.
 
-use nobounce_nic::soft::{LinkChoice, Mtu};
-use nobounce_nic::work::{Operation, QpLimits};
+use nobounce_nic::soft::LinkChoice;
+use nobounce_nic::work::{Mtu, Operation, QpLimits};
 
 use crate::common::{End, MIB, config, connect, link, patterns, until};
 

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::common::{ALL_ACCESS, End, LIMIT, config, connect, patterns, register};
 use nobounce_memory::HostBuffer;
-use nobounce_nic::soft::{
-    Cq, Device, Mtu, PostError, Qp, QpAttr, QpInit, QpState, Remote, Service, SrqLimits, Status,
+use nobounce_nic::soft::{Cq, Device, Qp, QpInit, SrqLimits};
+use nobounce_nic::work::{
+    Mtu, Operation, PostError, QpAttr, QpLimits, QpState, RecvRequest, Remote, SendRequest, Service, Sge,
+    Status, WorkCompletion,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
 
 const THREADS: usize = 4;
 const SHARE: usize = 64 << 10;
@@ -97,7 +98,7 @@ fn churn(device: &Device, stop: &AtomicBool) -> u64 {
 }
 
 fn join_itself(qp: &Qp, device: &Device) {
-    let psn = nobounce_nic::soft::Psn::new(5);
+    let psn = nobounce_nic::work::Psn::new(5);
     qp.modify(&QpAttr::to_init(ALL_ACCESS)).unwrap();
     qp.modify(&QpAttr::to_rtr(device.local(), qp.qpn(), psn, Mtu::Mtu1024)).unwrap();
     qp.modify(&QpAttr::to_rts(psn)).unwrap();

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::{ALL_ACCESS, End, MIB, check_write, config, connect, pair, until};
 use nobounce_memory::unmap_watch;
-use nobounce_nic::soft::{AsyncEvent, Mr, Mtu, QpState, Remote, Status};
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, Sge};
+use nobounce_nic::soft::{AsyncEvent, Mr};
+use nobounce_nic::work::{Mtu, Operation, QpLimits, QpState, RecvRequest, Remote, SendRequest, Sge, Status};
 use nobounce_protocol::qp::QpEvent;
 
 const MTU: Mtu = Mtu::Mtu1024;

@@ -1,8 +1,10 @@
 //! Memory windows: remote access, invalidation rights, and ordering.
 
 use crate::common::{End, LIMIT, connect, pair, patterns, reconnect, register};
-use nobounce_nic::soft::{Access, LocalWork, Mr, Mtu, Mw, MwKind, Remote, Status, WorkKind};
-use nobounce_nic::work::{Operation, QpLimits, SendRequest};
+use nobounce_nic::soft::{Mr, Mw, MwKind};
+use nobounce_nic::work::{
+    Access, LocalWork, Mtu, Operation, QpLimits, Remote, SendRequest, Status, WorkKind,
+};
 
 const MTU: Mtu = Mtu::Mtu1024;
 const LEN: usize = 64 << 10;

@@ -3,10 +3,11 @@
 
 use nobounce_memory::HostBuffer;
 use nobounce_nic::links::fault::FaultConfig;
-use nobounce_nic::soft::{
-    Config, Cq, Mr, Mtu, Psn, Qp, QpAttr, QpInit, Service, Srq, SrqLimits, Status, WorkKind, XrcDomain,
+use nobounce_nic::soft::{Config, Cq, Mr, Qp, QpInit, Srq, SrqLimits, XrcDomain};
+use nobounce_nic::work::{
+    Mtu, Operation, Psn, QpAttr, QpLimits, RecvRequest, SendRequest, Service, Status, WorkCompletion,
+    WorkKind,
 };
-use nobounce_nic::work::{Operation, QpLimits, RecvRequest, SendRequest, WorkCompletion};
 
 use crate::common::{ALL_ACCESS, End, config, pattern, register, until};
 
@@ -133,7 +134,7 @@ fn deliver((a, qp, b, _domain): (End, Qp, Receiver, XrcDomain)) {
 #[test]
 fn requests_use_the_memory_of_the_queue_they_name() {
     let (a, qp, b, _domain) = connected(2);
-    let remote = |queue: &Queue| nobounce_nic::soft::Remote { addr: queue.mr.addr(), rkey: queue.mr.rkey() };
+    let remote = |queue: &Queue| nobounce_nic::work::Remote { addr: queue.mr.addr(), rkey: queue.mr.rkey() };
     let [first, second] = &b.queues;
     a.fill(9);
     post(&a, &qp, Operation::Write(remote(first)), 5000, &first.srq);

@@ -4,7 +4,7 @@
 use crate::common::{SOON, device, is_dropin, is_hardware, pair, pattern, waived_on_hardware};
 use fake_cuda::client::StandIn;
 use nobounce::memory::gpu::{self, GpuRangeError};
-use nobounce::nic::soft;
+use nobounce::nic::{any, soft};
 use nobounce::{Access, AccessError, ConnectOptions, Device, GpuOptions, RegisterError, Require, hard};
 
 const MIB: usize = 1 << 20;
@@ -90,8 +90,12 @@ fn what_is_refused_says_why() {
         unsafe { device.register_gpu_raw(addr, len, Access::all(), &GpuOptions::default()) }.unwrap_err()
     };
     let range = |error: RegisterError| match error {
-        RegisterError::Device(soft::RegisterError::Gpu(gpu::RegisterError::Range(range)))
-        | RegisterError::Hardware(hard::RegisterError::Gpu(gpu::RegisterError::Range(range))) => range,
+        RegisterError::Nic(any::RegisterError::Soft(soft::RegisterError::Gpu(
+            gpu::RegisterError::Range(range),
+        )))
+        | RegisterError::Nic(any::RegisterError::Hard(hard::RegisterError::Gpu(
+            gpu::RegisterError::Range(range),
+        ))) => range,
         other => panic!("{other}"),
     };
     let here = Box::new(0_u64);
@@ -105,7 +109,8 @@ fn what_is_refused_says_why() {
     // SAFETY: as above.
     let rights = unsafe { device.register_gpu_raw(addr, 8, Access::REMOTE_WRITE, &GpuOptions::default()) };
     // A hardware NIC says what it thinks of rights when it registers, which it does not get to.
-    let refused = matches!(rights, Err(RegisterError::Device(soft::RegisterError::Rights)));
+    let refused =
+        matches!(rights, Err(RegisterError::Nic(any::RegisterError::Soft(soft::RegisterError::Rights))));
     assert!(refused || (is_hardware() && rights.is_err()), "{rights:?}");
 
     assert!(matches!(

@@ -7,8 +7,7 @@ use crate::common::{SOON, is_dropin, is_hardware, pair, pattern, waive, waived_o
 use fake_cuda::client::StandIn;
 use nobounce::memory::gpu::Gpu;
 use nobounce::memory::gpu::calibration::Calibration;
-use nobounce::nic::soft::Remote;
-use nobounce::nic::work::{Operation, SendRequest, Sge};
+use nobounce::nic::work::{Operation, Remote, SendRequest, Sge};
 use nobounce::{
     ConnectOptions, Connection, GpuOptions, Mechanism, Path, PathCounters, PostError, Region, Status,
     WaitError, WorkKind,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::common::{SOON, is_dropin, is_hardware, pair, pattern, waive};
 use fake_cuda::client::StandIn;
-use nobounce::nic::soft::{QpAttr, QpState};
+use nobounce::nic::work::{QpAttr, QpState};
 use nobounce::{ConnectOptions, GpuOptions, RailError, Rails, Require};
 
 const LEN: usize = 3 << 20;

@@ -10,12 +10,11 @@ use nobounce_protocol::wire::Psn;
 use crate::links::LinkChoice;
 use crate::links::now_ns;
 use crate::soft::engine::Engine;
-use crate::soft::{
-    Access, Config, Cq, Device, Mr, Pd, Progress, Qp, QpAttr, QpInit, QpState, Remote, Service, Srq,
-    SrqLimits, Status,
-};
+use crate::soft::{Config, Cq, Device, Mr, Pd, Progress, Qp, QpInit, Srq, SrqLimits};
 use crate::work::Operation;
-use crate::work::{QpLimits, RecvRequest, SendRequest, Sge, WorkCompletion};
+use crate::work::{
+    Access, QpAttr, QpLimits, QpState, RecvRequest, Remote, SendRequest, Service, Sge, Status, WorkCompletion,
+};
 
 /// Longer than any test here takes.
 const LIMIT: Duration = Duration::from_secs(20);

@@ -17,7 +17,7 @@ pub struct Mw {
 }
 
 impl Pd {
-    /// Creates an unbound memory window. [`LocalWork::Bind`](crate::soft::LocalWork::Bind) binds
+    /// Creates an unbound memory window. [`LocalWork::Bind`](crate::work::LocalWork::Bind) binds
     /// it, on a reliable queue pair of the same domain.
     ///
     /// # Errors
