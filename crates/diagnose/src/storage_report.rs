@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::finding::Severity;
 use crate::report::{Style, full, headline, wrapped};
-use crate::storage_verdict::{Link, Route, State, StorageDiagnosis, StorageVerdict};
+use crate::storage_verdict::{ChainLink, Route, State, StorageDiagnosis, StorageVerdict};
 use nobounce_topology::clean;
 use nobounce_topology::facts::{Facts, Storage};
 
@@ -131,7 +131,7 @@ fn chain(out: &mut String, facts: &Facts, found: &StorageDiagnosis, style: Style
     for link in &found.chain {
         row(out, link, "", style);
     }
-    let mut known: Vec<(&Link, Vec<String>)> = Vec::new();
+    let mut known: Vec<(&ChainLink, Vec<String>)> = Vec::new();
     for verdict in &found.verdicts {
         for link in &verdict.links {
             match known.iter_mut().find(|(other, _)| *other == link) {
@@ -159,7 +159,7 @@ fn chain(out: &mut String, facts: &Facts, found: &StorageDiagnosis, style: Style
     }
 }
 
-fn row(out: &mut String, link: &Link, who: &str, style: Style) {
+fn row(out: &mut String, link: &ChainLink, who: &str, style: Style) {
     let cell = |state: State, width: usize| {
         let code = match state {
             State::NotNeeded => "2",

@@ -35,7 +35,7 @@ impl State {
 
 /// One link of the chain from the file to the GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Link {
+pub struct ChainLink {
     /// Its name: `filesystem`.
     pub name: &'static str,
     /// What it does to P2PDMA.
@@ -49,7 +49,7 @@ pub struct Link {
     pub fixable: bool,
 }
 
-impl Link {
+impl ChainLink {
     /// The worse of both states.
     #[must_use]
     pub fn worst(&self) -> State {
@@ -138,7 +138,7 @@ pub struct StorageVerdict {
     /// Why.
     pub own_reason: String,
     /// Links of this GPU alone.
-    pub links: Vec<Link>,
+    pub links: Vec<ChainLink>,
 }
 
 /// What can be said of a path.
@@ -147,7 +147,7 @@ pub struct StorageDiagnosis {
     /// The path.
     pub path: String,
     /// Links that all GPUs share.
-    pub chain: Vec<Link>,
+    pub chain: Vec<ChainLink>,
     /// The route for each GPU.
     pub verdicts: Vec<StorageVerdict>,
     /// Findings, the gravest first.
@@ -157,16 +157,19 @@ pub struct StorageDiagnosis {
 }
 
 /// The worst state of a route over a chain.
-pub(crate) fn worst<'a>(chain: impl Iterator<Item = &'a Link>, of: impl Fn(&Link) -> State) -> State {
+pub(crate) fn worst<'a>(
+    chain: impl Iterator<Item = &'a ChainLink>,
+    of: impl Fn(&ChainLink) -> State,
+) -> State {
     chain.map(of).max().unwrap_or(State::Unknown)
 }
 
 /// The route, and the reasons. `compat` says whether cuFile may fall back; none where that is not
 /// known. A link in an unknown state never ends in a direct route.
-pub(crate) fn decide(chain: &[&Link], compat: Option<bool>) -> (Route, Vec<String>) {
+pub(crate) fn decide(chain: &[&ChainLink], compat: Option<bool>) -> (Route, Vec<String>) {
     let p2pdma = worst(chain.iter().copied(), |link| link.p2pdma);
     let nvidia_fs = worst(chain.iter().copied(), |link| link.nvidia_fs);
-    let named = |route: &str, of: &dyn Fn(&Link) -> State, state: State| {
+    let named = |route: &str, of: &dyn Fn(&ChainLink) -> State, state: State| {
         let names: Vec<&str> = chain.iter().filter(|link| of(link) == state).map(|link| link.name).collect();
         (!names.is_empty()).then(|| format!("{route} {}: {}", verb(state), names.join(", ")))
     };
@@ -227,8 +230,8 @@ const fn verb(state: State) -> &'static str {
 mod tests {
     use super::*;
 
-    fn link(p2pdma: State, nvidia_fs: State) -> Link {
-        Link { name: "test", p2pdma, nvidia_fs, text: String::new(), fixable: true }
+    fn link(p2pdma: State, nvidia_fs: State) -> ChainLink {
+        ChainLink { name: "test", p2pdma, nvidia_fs, text: String::new(), fixable: true }
     }
 
     /// Every pair of states of two links: a direct route needs each of its links, and an unknown
@@ -241,9 +244,10 @@ mod tests {
                 for compat in [None, Some(false), Some(true)] {
                     let chain = [&one, &other];
                     let (route, reasons) = decide(&chain, compat);
-                    let all = |of: &dyn Fn(&Link) -> State| chain.iter().all(|link| of(link) <= State::Ok);
+                    let all =
+                        |of: &dyn Fn(&ChainLink) -> State| chain.iter().all(|link| of(link) <= State::Ok);
                     let any =
-                        |of: &dyn Fn(&Link) -> State| chain.iter().any(|link| of(link) == State::Blocks);
+                        |of: &dyn Fn(&ChainLink) -> State| chain.iter().any(|link| of(link) == State::Blocks);
                     assert!(!reasons.is_empty());
                     match route {
                         Route::P2pdma => assert!(all(&|link| link.p2pdma)),

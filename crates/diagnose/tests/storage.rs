@@ -110,7 +110,7 @@ const STYLE: Style = Style { color: false, width: 110, all: true };
 fn consistent(facts: &Facts, found: &StorageDiagnosis, what: &str) {
     for verdict in &found.verdicts {
         let links: Vec<_> = found.chain.iter().chain(&verdict.links).collect();
-        let all = |of: &dyn Fn(&nobounce_diagnose::storage_verdict::Link) -> State| {
+        let all = |of: &dyn Fn(&nobounce_diagnose::storage_verdict::ChainLink) -> State| {
             links.iter().all(|link| matches!(of(link), State::Ok | State::NotNeeded))
         };
         match verdict.route {

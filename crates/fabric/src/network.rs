@@ -15,7 +15,7 @@ use crate::links::Links;
 use crate::messages::{Message, Messages};
 use crate::packet::{Kind, Packet, Packets};
 use crate::queue::EventQueue;
-use crate::topology::{End as LinkEnd, LinkId, Topology, ecmp};
+use crate::topology::{LinkEnd, LinkId, Topology, ecmp};
 use crate::units::{Picos, float, index, picos_per_byte};
 
 /// Bytes of headers and framing of a full packet: for the round trip of an empty fabric.

@@ -9,7 +9,7 @@ pub(crate) type LinkId = u32;
 
 /// What a link leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum LinkEnd {
     Host(u32),
     Leaf(u32),
     Spine(u32),
@@ -73,17 +73,17 @@ impl Topology {
     }
 
     /// Where a link ends.
-    pub(crate) const fn end(&self, link: LinkId) -> End {
+    pub(crate) const fn end(&self, link: LinkId) -> LinkEnd {
         let up = 2 * self.hosts;
         let down = up + self.leaves * self.spines;
         if link < self.hosts {
-            End::Leaf(self.leaf_of(link))
+            LinkEnd::Leaf(self.leaf_of(link))
         } else if link < up {
-            End::Host(link - self.hosts)
+            LinkEnd::Host(link - self.hosts)
         } else if link < down {
-            End::Spine((link - up) % self.spines)
+            LinkEnd::Spine((link - up) % self.spines)
         } else {
-            End::Leaf((link - down) % self.leaves)
+            LinkEnd::Leaf((link - down) % self.leaves)
         }
     }
 
@@ -107,10 +107,10 @@ impl Topology {
         let up = 2 * self.hosts;
         let down = up + self.leaves * self.spines;
         match self.end(link) {
-            End::Host(host) => format!("leaf {} to host {host}", self.leaf_of(host)),
-            End::Spine(spine) => format!("leaf {} to spine {spine}", (link - up) / self.spines),
-            End::Leaf(leaf) if link < self.hosts => format!("host {link} to leaf {leaf}"),
-            End::Leaf(leaf) => format!("spine {} to leaf {leaf}", (link - down) / self.leaves),
+            LinkEnd::Host(host) => format!("leaf {} to host {host}", self.leaf_of(host)),
+            LinkEnd::Spine(spine) => format!("leaf {} to spine {spine}", (link - up) / self.spines),
+            LinkEnd::Leaf(leaf) if link < self.hosts => format!("host {link} to leaf {leaf}"),
+            LinkEnd::Leaf(leaf) => format!("spine {} to leaf {leaf}", (link - down) / self.leaves),
         }
     }
 }
@@ -137,10 +137,10 @@ mod tests {
         assert_eq!(topology.links(), 2 * 12 + 2 * 3 * 4);
         let names: std::collections::BTreeSet<_> = (0..topology.links()).map(|l| topology.name(l)).collect();
         assert_eq!(names.len(), topology.links() as usize);
-        assert_eq!(topology.end(topology.host_up(5)), End::Leaf(1));
-        assert_eq!(topology.end(topology.host_down(5)), End::Host(5));
-        assert_eq!(topology.end(topology.leaf_up(2, 3)), End::Spine(3));
-        assert_eq!(topology.end(topology.spine_down(3, 1)), End::Leaf(1));
+        assert_eq!(topology.end(topology.host_up(5)), LinkEnd::Leaf(1));
+        assert_eq!(topology.end(topology.host_down(5)), LinkEnd::Host(5));
+        assert_eq!(topology.end(topology.leaf_up(2, 3)), LinkEnd::Spine(3));
+        assert_eq!(topology.end(topology.spine_down(3, 1)), LinkEnd::Leaf(1));
         assert_eq!(topology.switch_of(topology.host_up(5)), None);
         assert_eq!(topology.switch_of(topology.host_down(5)), Some(1));
         assert_eq!(topology.switch_of(topology.leaf_up(2, 3)), Some(2));

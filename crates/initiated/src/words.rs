@@ -20,13 +20,13 @@ pub const ERROR: u64 = 1 << 62;
 /// Where words lie.
 #[derive(Clone, Debug)]
 pub struct WordMemory {
-    place: Place,
+    place: WordStorage,
     offset: usize,
     len: usize,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum WordStorage {
     Host(Window),
     /// It has a window.
     Gpu(Arc<GpuMemory>),
@@ -36,7 +36,7 @@ impl WordMemory {
     /// Host memory. Kernels reach it across the bus.
     #[must_use]
     pub fn host(memory: Window) -> Self {
-        Self { place: Place::Host(memory), offset: 0, len: memory.len() }
+        Self { place: WordStorage::Host(memory), offset: 0, len: memory.len() }
     }
 
     /// A part of GPU memory; `None` where that has no window, or does not have this part.
@@ -44,7 +44,7 @@ impl WordMemory {
     pub fn gpu(memory: Arc<GpuMemory>, offset: usize, len: usize) -> Option<Self> {
         let window = memory.window()?;
         let fits = offset.checked_add(len).is_some_and(|end| end <= window.len());
-        fits.then_some(Self { place: Place::Gpu(memory), offset, len })
+        fits.then_some(Self { place: WordStorage::Gpu(memory), offset, len })
     }
 
     fn window(memory: &GpuMemory) -> Result<&GpuWindow, AccessError> {
@@ -67,8 +67,8 @@ impl WordMemory {
     pub fn store(&self, at: usize, value: u64) -> Result<(), AccessError> {
         let offset = self.check(at)?;
         match &self.place {
-            Place::Host(window) => window.store_u64(offset, value),
-            Place::Gpu(memory) => {
+            WordStorage::Host(window) => window.store_u64(offset, value),
+            WordStorage::Gpu(memory) => {
                 let window = Self::window(memory)?;
                 window.store_u64(offset, value)?;
                 window.complete()
@@ -82,8 +82,8 @@ impl WordMemory {
     /// The memory is gone, or has no such word.
     pub fn reset(&self, at: usize) -> Result<(), AccessError> {
         match &self.place {
-            Place::Host(_) => self.store(at, 0),
-            Place::Gpu(memory) => Self::window(memory)?.reset(self.check(at)?),
+            WordStorage::Host(_) => self.store(at, 0),
+            WordStorage::Gpu(memory) => Self::window(memory)?.reset(self.check(at)?),
         }
     }
 }

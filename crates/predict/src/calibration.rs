@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::least_squares::robust;
 pub use super::measured::{Bench, LISTED_BELOW, Measured, Series, Split, is_between_machines, middle};
 use super::route::float;
-use super::seen::{self, Point};
+use super::seen::{self, MeasuredPoint};
 
 /// The constants of one series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,12 +43,12 @@ pub struct Fit {
     /// Path MTU: where the step is.
     pub mtu: u32,
     /// How far each size is from the fit.
-    pub residuals: Vec<Residual>,
+    pub residuals: Vec<FitResidual>,
 }
 
 /// One size of a fit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Residual {
+pub struct FitResidual {
     /// Bytes.
     pub size: u64,
     /// Microseconds, measured.
@@ -65,7 +65,7 @@ pub struct Residual {
     pub passes_us: Option<(f64, f64)>,
 }
 
-impl Residual {
+impl FitResidual {
     /// Measured against the constants, as a share: positive where it took longer.
     #[must_use]
     pub fn error(&self) -> f64 {
@@ -263,19 +263,19 @@ impl Calibration {
     /// What the run measured that the constants were fitted to.
     #[must_use]
     pub fn measured_before(&self, series: &Series, size: u64) -> Option<f64> {
-        let same = |one: &&Residual| one.size == size;
+        let same = |one: &&FitResidual| one.size == size;
         self.fit(series)?.residuals.iter().find(same).map(|one| one.measured_us)
     }
 
     /// Another run against these constants: what was measured, and what was expected.
     #[must_use]
-    pub fn against(&self, bench: &Bench) -> Vec<(Series, Residual)> {
+    pub fn against(&self, bench: &Bench) -> Vec<(Series, FitResidual)> {
         bench
             .results
             .iter()
             .filter_map(|one| {
                 let fit = self.fit(&one.series())?;
-                let residual = Residual {
+                let residual = FitResidual {
                     size: one.size,
                     measured_us: one.microseconds()?,
                     fitted_us: fit.fitted(one.size),
@@ -332,7 +332,7 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
     let seen = seen::kept(
         &points
             .iter()
-            .map(|(size, time, passes)| Point {
+            .map(|(size, time, passes)| MeasuredPoint {
                 fitted: fit.fitted(*size),
                 measured: *time,
                 passes: passes.clone(),
@@ -342,7 +342,7 @@ fn fit(series: &Series, runs: &[Bench]) -> Option<Fit> {
     fit.residuals = points
         .iter()
         .zip(seen)
-        .map(|((size, time, passes), seen_us)| Residual {
+        .map(|((size, time, passes), seen_us)| FitResidual {
             size: *size,
             measured_us: *time,
             fitted_us: fit.fitted(*size),

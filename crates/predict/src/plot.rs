@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::model::Estimate;
-use super::report::{Report, Row, bytes, figure, reasons};
+use super::report::{Report, SizeRow, bytes, figure, reasons};
 use super::route::float;
 
 const WIDTH: f64 = 1360.0;
@@ -21,7 +21,7 @@ const STAGED: &str = "#d55e00";
 const WHOLE: &str = "#999999";
 
 /// A way of a row.
-type Of = fn(&Row) -> Option<&Estimate>;
+type Of = fn(&SizeRow) -> Option<&Estimate>;
 
 /// One panel: which figure it shows.
 struct Panel<'a> {
@@ -31,13 +31,13 @@ struct Panel<'a> {
     binds: fn(&Estimate) -> &'static str,
     extreme: Extreme,
     legend_right: bool,
-    rows: Vec<&'a Row>,
+    rows: Vec<&'a SizeRow>,
 }
 
 /// Draws a prediction.
 #[must_use]
 pub fn svg(report: &Report) -> String {
-    let drawn: Vec<&Row> = report.rows.iter().filter(|row| row.size > 0).collect();
+    let drawn: Vec<&SizeRow> = report.rows.iter().filter(|row| row.size > 0).collect();
     // A curve that ends, or does not start, says why below the panels.
     let is_partial = drawn.iter().any(|row| row.direct.is_some() || row.staged.is_some());
     let missing = if is_partial { wrapped(&missing(&drawn), WIDTH - 56.0) } else { Vec::new() };
@@ -82,11 +82,11 @@ pub fn svg(report: &Report) -> String {
 }
 
 /// Why figures are missing, with the sizes.
-fn missing(rows: &[&Row]) -> Vec<String> {
+fn missing(rows: &[&SizeRow]) -> Vec<String> {
     let rows = || rows.iter().copied();
     let is_gpu = rows().any(|row| row.staged.is_some() || row.staged_not_predicted.is_some());
-    let mut found = reasons(rows(), if is_gpu { "direct" } else { "host memory" }, Row::why_not);
-    found.extend(reasons(rows(), "staged", Row::why_not_staged));
+    let mut found = reasons(rows(), if is_gpu { "direct" } else { "host memory" }, SizeRow::why_not);
+    found.extend(reasons(rows(), "staged", SizeRow::why_not_staged));
     found
 }
 

@@ -17,7 +17,7 @@ use super::window;
 /// One series of figures of a source.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct PublishedRow {
     /// Short name.
     pub id: String,
     /// Paper, thread or page. Figures of one source are held out together.
@@ -62,7 +62,7 @@ pub(super) const KINDS: [&str; 4] = ["latency", "stream", "collective", "staged"
 /// # Panics
 /// The list is part of the program and well-formed.
 #[must_use]
-pub fn rows() -> Vec<Row> {
+pub fn rows() -> Vec<PublishedRow> {
     serde_json::from_str(include_str!("../published.json")).expect("published.json is well-formed")
 }
 
@@ -77,7 +77,7 @@ pub struct Said {
     pub most: f64,
 }
 
-impl Row {
+impl PublishedRow {
     /// The figure in microseconds, or GB/s of 10^9 bytes.
     ///
     /// # Panics

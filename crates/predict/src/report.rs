@@ -22,7 +22,7 @@ pub struct Report {
     /// The parts, with what was assumed.
     pub parts: Parts,
     /// One entry for each size.
-    pub rows: Vec<Row>,
+    pub rows: Vec<SizeRow>,
     /// Bytes from which on staging in chunks is faster than the direct way, if ever.
     pub staged_wins_from: Option<u64>,
     /// Bytes below which the direct way is at least twice as fast as staging.
@@ -38,7 +38,7 @@ pub const SCHEMA: &str = "nobounce-predict/1";
 
 /// One size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct SizeRow {
     /// Bytes.
     pub size: u64,
     /// The direct way; none where bytes cannot take it.
@@ -61,7 +61,7 @@ pub const MAX_SIZE: u64 = 1 << 40;
 /// Predicts.
 #[must_use]
 pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
-    let rows: Vec<Row> = sizes.iter().map(|size| row(parts, (*size).min(MAX_SIZE))).collect();
+    let rows: Vec<SizeRow> = sizes.iter().map(|size| row(parts, (*size).min(MAX_SIZE))).collect();
     let largest = sizes.iter().max().copied().unwrap_or(1 << 20);
     let powers = (0..=40).map(|power| 1_u64 << power);
     let is_gpu = parts.memory == Memory::Gpu;
@@ -80,7 +80,7 @@ pub fn report(title: &str, parts: &Parts, sizes: &[u64]) -> Report {
         .skip_while(|size| !matches!(times(*size), (Some(_), Some(_))))
         .take_while(|size| matches!(times(*size), (Some(direct), Some(staged)) if staged >= 2.0 * direct))
         .last();
-    let is_direct = |row: &&Row| row.direct.is_some() || row.staged.is_some();
+    let is_direct = |row: &&SizeRow| row.direct.is_some() || row.staged.is_some();
     let predicted: Vec<u64> = rows.iter().filter(is_direct).map(|row| row.size).collect();
     let estimates = rows.iter().flat_map(|row| [&row.direct, &row.staged, &row.unpipelined]).flatten();
     let limits: Vec<Factor> = estimates.flat_map(|one| [one.binds, one.stream_binds]).collect();
@@ -105,7 +105,7 @@ fn first(mut low: u64, mut high: u64, is_so: impl Fn(u64) -> bool) -> u64 {
     high
 }
 
-fn row(parts: &Parts, size: u64) -> Row {
+fn row(parts: &Parts, size: u64) -> SizeRow {
     let way = direct(parts, size);
     let is_gpu = parts.memory == Memory::Gpu;
     let (not_direct, not_predicted) = match &way {
@@ -114,7 +114,7 @@ fn row(parts: &Parts, size: u64) -> Row {
         Err(NoEstimate::NoBasis(why)) => (None, Some(why.to_string())),
     };
     let chunked = is_gpu.then(|| staged(parts, size, true));
-    Row {
+    SizeRow {
         size,
         not_direct,
         not_predicted,
@@ -125,7 +125,7 @@ fn row(parts: &Parts, size: u64) -> Row {
     }
 }
 
-impl Row {
+impl SizeRow {
     /// Why there is no direct estimate.
     #[must_use]
     pub fn why_not(&self) -> Option<String> {
@@ -144,9 +144,9 @@ impl Row {
 
 /// Why figures are missing: a sentence for each reason, with the sizes that lack the figure.
 pub(super) fn reasons<'a>(
-    rows: impl Iterator<Item = &'a Row>,
+    rows: impl Iterator<Item = &'a SizeRow>,
     way: &str,
-    why: fn(&Row) -> Option<String>,
+    why: fn(&SizeRow) -> Option<String>,
 ) -> Vec<String> {
     let mut found: Vec<(String, u64, u64)> = Vec::new();
     for (size, why) in rows.filter_map(|row| Some((row.size, why(row)?))) {
@@ -194,7 +194,7 @@ impl Report {
         text
     }
 
-    fn line(&self, row: &Row) -> String {
+    fn line(&self, row: &SizeRow) -> String {
         let mut text = format!("{:>9}  ", bytes(row.size));
         let is_gpu = self.parts.memory == Memory::Gpu;
         match &row.direct {
@@ -234,7 +234,7 @@ impl Report {
     /// of a stream.
     fn seen(&self) -> Option<String> {
         let parts = |of: fn(&Estimate) -> (f64, f64)| {
-            let of_row = move |row: &Row| {
+            let of_row = move |row: &SizeRow| {
                 let one = row.direct.as_ref()?;
                 let (seen, all) = of(one);
                 Some((seen / all, seen, one.size)).filter(|(share, ..)| share.abs() >= 0.001)
@@ -268,7 +268,7 @@ impl Report {
 
     /// Which path is faster, of the sizes that have both figures.
     fn comparison(&self) -> Option<String> {
-        let has_both = |row: &&Row| row.direct.is_some() && row.staged.is_some();
+        let has_both = |row: &&SizeRow| row.direct.is_some() && row.staged.is_some();
         let Some(first) = self.rows.iter().find(has_both) else {
             return self.rows.iter().all(|row| row.direct.is_none()).then(|| self.no_direct());
         };
@@ -282,7 +282,7 @@ impl Report {
             (true, false) => format!("at every predicted size, up to {to}"),
             (false, false) => format!("at every predicted size, from {from} to {to}"),
         };
-        let overlaps = |row: &Row| match (&row.direct, &row.staged) {
+        let overlaps = |row: &SizeRow| match (&row.direct, &row.staged) {
             (Some(direct), Some(staged)) => direct.microseconds.high >= staged.microseconds.low,
             _ => false,
         };
@@ -328,7 +328,7 @@ impl Report {
             if let Some(line) = self.comparison() {
                 let _ = writeln!(text, "{line}");
             }
-            for line in reasons(self.rows.iter(), "staged", Row::why_not_staged) {
+            for line in reasons(self.rows.iter(), "staged", SizeRow::why_not_staged) {
                 let _ = writeln!(text, "{line}");
             }
         }

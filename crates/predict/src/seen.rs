@@ -28,7 +28,7 @@ const REACH: u64 = 8;
 
 /// One size that was measured.
 #[derive(Clone, Debug)]
-pub(super) struct Point {
+pub(super) struct MeasuredPoint {
     /// Microseconds by the constants.
     pub(super) fitted: f64,
     /// Microseconds that were measured.
@@ -37,7 +37,7 @@ pub(super) struct Point {
     pub(super) passes: Vec<f64>,
 }
 
-impl Point {
+impl MeasuredPoint {
     /// Run-to-run uncertainty of the trimmed mean of such passes, as a share; `None` with too few
     /// passes.
     fn uncertainty(&self) -> Option<f64> {
@@ -60,8 +60,8 @@ impl Point {
 }
 
 /// Microseconds beyond the fitted ones that are kept of each size, in the order of sizes.
-pub(super) fn kept(points: &[Point]) -> Vec<f64> {
-    let expected = rising(points.iter().map(Point::expected));
+pub(super) fn kept(points: &[MeasuredPoint]) -> Vec<f64> {
+    let expected = rising(points.iter().map(MeasuredPoint::expected));
     points.iter().zip(expected).map(|(point, expected)| expected - point.fitted).collect()
 }
 
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn it_is_never_more_than_the_constants_say_nor_less_than_half() {
         for (factor, limit) in [(9.0, 2.0), (0.1, 0.5)] {
-            let point = Point {
+            let point = MeasuredPoint {
                 fitted: 10.0,
                 measured: factor * 10.0,
                 passes: STEADY.map(|one| one * factor * 10.0).to_vec(),

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::fitted::{Fitted, RANGES};
 use super::interval::{Class, Interval, Length};
 use super::parts::Software;
-use super::published::{KINDS, Row, rows};
+use super::published::{KINDS, PublishedRow, rows};
 
 /// Share of the sources whose quotients an interval covers.
 const COVERED: f64 = 0.8;
@@ -22,7 +22,7 @@ const MOST_BOUNDS: f64 = 4.0;
 
 /// One published figure, predicted from the other sources.
 #[derive(Clone, Debug, Serialize)]
-pub struct Point {
+pub struct HeldOutFigure {
     /// The row's name.
     pub row: String,
     /// What was measured.
@@ -108,7 +108,7 @@ pub struct Validation {
     /// The score.
     pub score: Score,
     /// Every figure.
-    pub points: Vec<Point>,
+    pub points: Vec<HeldOutFigure>,
     /// Intervals from all sources, by class and length.
     #[serde(skip)]
     pub table: Vec<Vec<(f64, f64)>>,
@@ -118,7 +118,7 @@ pub struct Validation {
 }
 
 /// A quotient of a measured and a predicted time, as a logarithm.
-struct Residual<'a> {
+struct LogRatio<'a> {
     source: &'a str,
     class: Class,
     length: Length,
@@ -129,22 +129,23 @@ struct Residual<'a> {
 #[must_use]
 pub fn validate() -> Validation {
     let rows = rows();
-    let scored: Vec<&Row> = rows.iter().filter(|row| row.is_scored()).collect();
+    let scored: Vec<&PublishedRow> = rows.iter().filter(|row| row.is_scored()).collect();
     let all = fit(&scored);
     let mut without: BTreeMap<&str, Fitted> = BTreeMap::new();
     for row in &scored {
         let source = row.source.as_str();
         without.entry(source).or_insert_with(|| {
-            let others: Vec<&Row> = scored.iter().copied().filter(|row| row.source != source).collect();
+            let others: Vec<&PublishedRow> =
+                scored.iter().copied().filter(|row| row.source != source).collect();
             fit(&others)
         });
     }
-    let residuals: Vec<Residual<'_>> =
+    let residuals: Vec<LogRatio<'_>> =
         scored.iter().flat_map(|row| residuals(row, &without[row.source.as_str()])).collect();
-    let points: Vec<Point> = rows
+    let points: Vec<HeldOutFigure> = rows
         .iter()
         .flat_map(|row| {
-            let held: Vec<&Residual<'_>> = residuals.iter().filter(|one| one.source != row.source).collect();
+            let held: Vec<&LogRatio<'_>> = residuals.iter().filter(|one| one.source != row.source).collect();
             let fitted = without.get(row.source.as_str()).unwrap_or(&all);
             row.points
                 .iter()
@@ -153,7 +154,7 @@ pub fn validate() -> Validation {
         })
         .collect();
     // One source more: what is printed keeps its rule while any one source is held out.
-    let every: Vec<&Residual<'_>> = residuals.iter().collect();
+    let every: Vec<&LogRatio<'_>> = residuals.iter().collect();
     let table = Class::ALL
         .map(|class| {
             Length::ALL.map(|length| rounded(interval(&every, class, length, FEWEST_SOURCES + 1))).to_vec()
@@ -168,11 +169,11 @@ fn rounded(interval: Interval) -> (f64, f64) {
 
 /// The constants that explain most sources: one after the other, twice, from the middle of their
 /// ranges.
-fn fit(rows: &[&Row]) -> Fitted {
+fn fit(rows: &[&PublishedRow]) -> Fitted {
     let mut found = Fitted::unknown();
     for _ in 0..2 {
         for range in RANGES {
-            let about: Vec<&Row> =
+            let about: Vec<&PublishedRow> =
                 rows.iter().copied().filter(|row| row.uses(software_of(range.name))).collect();
             let start = *(range.place)(&mut found);
             let mut best = (loss(&about, &found), start);
@@ -200,7 +201,7 @@ fn software_of(name: &str) -> Option<Software> {
 }
 
 /// Mean of the sources' mean errors, in multiples of the bound.
-fn loss(rows: &[&Row], fitted: &Fitted) -> f64 {
+fn loss(rows: &[&PublishedRow], fitted: &Fitted) -> f64 {
     let mut sources: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
     for row in rows {
         for (size, value) in &row.points {
@@ -208,7 +209,7 @@ fn loss(rows: &[&Row], fitted: &Fitted) -> f64 {
             let log = (said.expected / row.measured(*value)).ln();
             let log = if row.bound.is_some() { log.min(0.0) } else { log };
             let sum = sources.entry(row.source.as_str()).or_default();
-            sum.0 += (log.abs() / Row::limit(*size)).min(MOST_BOUNDS);
+            sum.0 += (log.abs() / PublishedRow::limit(*size)).min(MOST_BOUNDS);
             sum.1 += 1.0;
         }
     }
@@ -217,14 +218,14 @@ fn loss(rows: &[&Row], fitted: &Fitted) -> f64 {
     if count > 0.0 { sum / count } else { 0.0 }
 }
 
-fn residuals<'a>(row: &'a Row, fitted: &Fitted) -> Vec<Residual<'a>> {
+fn residuals<'a>(row: &'a PublishedRow, fitted: &Fitted) -> Vec<LogRatio<'a>> {
     let of_point = |(size, value): &(u64, f64)| {
         let said = row.predict(*size, fitted).ok()?;
         let log = (row.measured(*value) / said.expected).ln();
         let log = if row.is_time() { log } else { -log };
         // A figure that is only known to be exceeded is met by everything above it.
         let log = if row.bound.is_some() { log.max(0.0) } else { log };
-        Some(Residual { source: &row.source, class: row.class(*size), length: Length::of(*size), log })
+        Some(LogRatio { source: &row.source, class: row.class(*size), length: Length::of(*size), log })
     };
     row.points.iter().filter_map(of_point).collect()
 }
@@ -232,9 +233,9 @@ fn residuals<'a>(row: &'a Row, fitted: &Fitted) -> Vec<Residual<'a>> {
 /// The interval that these residuals give to a class. With too few sources of class and length it
 /// is the largest quotient that was seen, either way: of that length, or of all, and a factor of
 /// two at the least, as few figures agree by chance.
-fn interval(residuals: &[&Residual<'_>], class: Class, length: Length, fewest: usize) -> Interval {
-    let enough = |is_in: &dyn Fn(&Residual<'_>) -> bool| {
-        let found: Vec<&Residual<'_>> = residuals.iter().copied().filter(|one| is_in(one)).collect();
+fn interval(residuals: &[&LogRatio<'_>], class: Class, length: Length, fewest: usize) -> Interval {
+    let enough = |is_in: &dyn Fn(&LogRatio<'_>) -> bool| {
+        let found: Vec<&LogRatio<'_>> = residuals.iter().copied().filter(|one| is_in(one)).collect();
         let mut sources: Vec<&str> = found.iter().map(|one| one.source).collect();
         sources.sort_unstable();
         sources.dedup();
@@ -251,7 +252,7 @@ fn interval(residuals: &[&Residual<'_>], class: Class, length: Length, fewest: u
 
 /// The amount that all but `tail` of the sources stay below; every source weighs the same, and so
 /// does the one to come, of which nothing is known.
-fn upper(residuals: &[&Residual<'_>], tail: f64, sign: f64) -> f64 {
+fn upper(residuals: &[&LogRatio<'_>], tail: f64, sign: f64) -> f64 {
     let mut count: BTreeMap<&str, f64> = BTreeMap::new();
     for one in residuals {
         *count.entry(one.source).or_default() += 1.0;
@@ -271,7 +272,13 @@ fn upper(residuals: &[&Residual<'_>], tail: f64, sign: f64) -> f64 {
     sorted.last().map_or(0.0, |(log, _)| log.max(0.0))
 }
 
-fn point(row: &Row, size: u64, value: f64, fitted: &Fitted, residuals: &[&Residual<'_>]) -> Point {
+fn point(
+    row: &PublishedRow,
+    size: u64,
+    value: f64,
+    fitted: &Fitted,
+    residuals: &[&LogRatio<'_>],
+) -> HeldOutFigure {
     let measured = row.measured(value);
     let said = row.predict(size, fitted);
     let unscored = match (&row.inexpressible, row.assumes.as_slice(), &said) {
@@ -295,14 +302,14 @@ fn point(row: &Row, size: u64, value: f64, fitted: &Fitted, residuals: &[&Residu
             expected: said.expected,
             interval: (low, high),
             error,
-            within: met || error.abs() <= Row::limit(size),
+            within: met || error.abs() <= PublishedRow::limit(size),
             inside: (at_least || low <= measured) && measured <= high,
             binds_right: (!row.binds.is_empty())
                 .then(|| said.binds.is_some_and(|found| row.binds.contains(&found))),
             optimistic: (error > 0.0) != row.is_time(),
         }
     });
-    Point {
+    HeldOutFigure {
         row: row.id.clone(),
         what: row.what.clone(),
         source: row.source.clone(),
@@ -317,8 +324,8 @@ fn point(row: &Row, size: u64, value: f64, fitted: &Fitted, residuals: &[&Residu
 }
 
 #[allow(clippy::cast_precision_loss, reason = "hundreds of figures")]
-fn score(points: &[Point]) -> Score {
-    let scored: Vec<(&Point, &Predicted)> = points
+fn score(points: &[HeldOutFigure]) -> Score {
+    let scored: Vec<(&HeldOutFigure, &Predicted)> = points
         .iter()
         .filter(|one| one.unscored.is_empty())
         .filter_map(|one| Some((one, one.predicted.as_ref()?)))
@@ -337,7 +344,7 @@ fn score(points: &[Point]) -> Score {
         sum.0 += f64::from(u8::from(one.inside));
         sum.1 += 1.0;
     }
-    let unscored = |is_it: &dyn Fn(&Point) -> bool| {
+    let unscored = |is_it: &dyn Fn(&HeldOutFigure) -> bool| {
         points.iter().filter(|one| !one.unscored.is_empty() && is_it(one)).count()
     };
     let guesses = points.iter().filter(|one| one.unscored.starts_with("assumed: "));
@@ -439,10 +446,10 @@ mod tests {
     #[test]
     fn printed_intervals_keep_their_rule_without_one_source() {
         let names = ["a", "b", "c", "d", "e", "f"];
-        let one = |source| Residual { source, class: Class::Collective, length: Length::Long, log: 0.01 };
-        let all: Vec<Residual<'_>> = names.into_iter().map(one).collect();
+        let one = |source| LogRatio { source, class: Class::Collective, length: Length::Long, log: 0.01 };
+        let all: Vec<LogRatio<'_>> = names.into_iter().map(one).collect();
         let width = |count: usize, fewest| {
-            let some: Vec<&Residual<'_>> = all.iter().take(count).collect();
+            let some: Vec<&LogRatio<'_>> = all.iter().take(count).collect();
             interval(&some, Class::Collective, Length::Long, fewest).high
         };
         for count in [5, 6] {
@@ -455,7 +462,7 @@ mod tests {
     /// The score names the figures that an option describes, scored or not.
     #[test]
     fn the_score_says_of_how_many_figures() {
-        let point = |unscored: &str| Point {
+        let point = |unscored: &str| HeldOutFigure {
             row: String::new(),
             what: String::new(),
             source: "one".to_owned(),

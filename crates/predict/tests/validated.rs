@@ -38,7 +38,7 @@ fn like(parts: &Parts, size: u64) -> String {
 }
 
 fn scored() -> Vec<(Parts, u64)> {
-    let of_row = |row: &nobounce_predict::published::Row| {
+    let of_row = |row: &nobounce_predict::published::PublishedRow| {
         let parts = row.direct_parts().filter(|_| row.is_scored())?;
         Some(row.points.iter().map(move |(size, _)| (parts.clone(), *size)).collect::<Vec<_>>())
     };

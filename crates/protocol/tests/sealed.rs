@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use nobounce_protocol::rng::Rng;
 use nobounce_protocol::seal::fuzzing::Pair;
 use nobounce_protocol::seal::{
-    Dropped, HEADER_LEN, KeyRing, OVERHEAD, Outcome, Route, Seal, SealConfig, SealMode,
+    Dropped, HEADER_LEN, KeyRing, OVERHEAD, Outcome, Seal, SealConfig, SealDecision, SealMode,
 };
 use nobounce_protocol::timing::{MILLISECOND, SECOND};
 use nobounce_protocol::wire::Qpn;
@@ -43,7 +43,7 @@ fn exchange(a: &mut Seal, b: &mut Seal) -> Vec<Outcome> {
 }
 
 fn sealed(from: &mut Seal, to: IpAddr, qpn: Qpn, body: &[u8]) -> Vec<u8> {
-    let Route::Ready(flow) = from.route(NOW.0, to, qpn) else { panic!("no session") };
+    let SealDecision::Ready(flow) = from.route(NOW.0, to, qpn) else { panic!("no session") };
     let mut packet = vec![0; body.len() + OVERHEAD];
     packet[HEADER_LEN..HEADER_LEN + body.len()].copy_from_slice(body);
     assert!(from.seal(NOW.1, flow, qpn, 3, &mut packet));
@@ -60,7 +60,7 @@ fn opened(by: &mut Seal, from: IpAddr, packet: &[u8]) -> Result<Vec<u8>, Dropped
 #[test]
 fn a_session_begins_with_the_first_packet() {
     let (mut a, mut b) = (end(A, keys(&["01"]), 1), end(B, keys(&["01"]), 2));
-    assert_eq!(a.route(NOW.0, B, QPN), Route::Wait);
+    assert_eq!(a.route(NOW.0, B, QPN), SealDecision::Wait);
     assert_eq!(exchange(&mut a, &mut b), [Outcome::Ready(B, 0)]);
     for body in [&b"once"[..], b"twice", b""] {
         let packet = sealed(&mut a, B, QPN, body);
@@ -105,18 +105,18 @@ fn everything_else_is_dropped_and_counted() {
 #[test]
 fn a_peer_that_does_not_answer_is_asked_seven_times() {
     let mut a = end(A, keys(&["01"]), 1);
-    assert_eq!(a.route(NOW.0, B, QPN), Route::Wait);
+    assert_eq!(a.route(NOW.0, B, QPN), SealDecision::Wait);
     let (mut now, mut asked) = (NOW.0, 0);
     while let Some(at) = a.poll_timeout() {
         asked += std::iter::from_fn(|| a.poll_message()).count();
-        assert_eq!(a.route(now, B, QPN), Route::Wait);
+        assert_eq!(a.route(now, B, QPN), SealDecision::Wait);
         now = at;
         a.handle_timeout(now);
     }
     assert_eq!((asked, now - NOW.0), (7, 635 * MILLISECOND));
     assert_eq!(a.poll_outcome(), Some(Outcome::Unanswered(B, 0)));
-    assert_eq!(a.route(now, B, QPN), Route::Refused);
-    assert_eq!(a.route(now + SECOND, B, QPN), Route::Wait, "it may have come up");
+    assert_eq!(a.route(now, B, QPN), SealDecision::Refused);
+    assert_eq!(a.route(now + SECOND, B, QPN), SealDecision::Wait, "it may have come up");
 }
 
 /// A device that is opened anew takes nothing that was recorded, and its peers go on.
@@ -335,7 +335,7 @@ fn secrets_are_told_apart_by_all_of_them() {
     a.set_keys(twin.clone());
     b.set_keys(twin);
     assert_eq!(opened(&mut b, A, &late), Err(Dropped::UnknownSession), "its session is gone");
-    assert_eq!(a.route(NOW.0, B, QPN), Route::Wait, "so is that of the sender");
+    assert_eq!(a.route(NOW.0, B, QPN), SealDecision::Wait, "so is that of the sender");
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Attribute {
 
 /// How far a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
+pub enum MadRoute {
     /// To the adapter itself.
     Own,
     /// To the other end of the link of this port.
@@ -70,7 +70,7 @@ pub struct Node {
 
 /// A request. The kernel overwrites the upper half of the transaction.
 #[must_use]
-pub fn request(attribute: Attribute, route: Route, transaction: u32) -> [u8; SIZE] {
+pub fn request(attribute: Attribute, route: MadRoute, transaction: u32) -> [u8; SIZE] {
     let mut mad = [0; SIZE];
     mad[..4].copy_from_slice(&[VERSION, DIRECTED, VERSION, GET]);
     mad[12..16].copy_from_slice(&transaction.to_be_bytes());
@@ -80,7 +80,7 @@ pub fn request(attribute: Attribute, route: Route, transaction: u32) -> [u8; SIZ
     }
     mad[32..34].copy_from_slice(&PERMISSIVE);
     mad[34..36].copy_from_slice(&PERMISSIVE);
-    if let Route::Peer(port) = route {
+    if let MadRoute::Peer(port) = route {
         // The hop count; the path begins at its second byte.
         mad[7] = 1;
         mad[INITIAL_PATH + 1] = port;
@@ -147,11 +147,11 @@ mod tests {
 
     #[test]
     fn requests_are_directed_and_only_read() {
-        let own = request(Attribute::PortInfo(2), Route::Own, 7);
+        let own = request(Attribute::PortInfo(2), MadRoute::Own, 7);
         assert_eq!(own[..8], [1, 0x81, 1, 1, 0, 0, 0, 0]);
         assert_eq!((&own[12..18], &own[20..24]), (&[0, 0, 0, 7, 0, 0x15][..], &[0, 0, 0, 2][..]));
         assert_eq!(own[32..36], [0xff; 4]);
-        let peer = request(Attribute::NodeInfo, Route::Peer(1), 8);
+        let peer = request(Attribute::NodeInfo, MadRoute::Peer(1), 8);
         assert_eq!((peer[6], peer[7], peer[17]), (0, 1, 0x11));
         assert_eq!(peer[128..131], [0, 1, 0]);
     }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn both_ends_are_read_from_answers() {
         let node = node(
-            &answer(request(Attribute::NodeInfo, Route::Peer(1), 3), |data| {
+            &answer(request(Attribute::NodeInfo, MadRoute::Peer(1), 3), |data| {
                 data[2] = SWITCH;
                 data[36] = 17;
             }),
@@ -167,7 +167,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(node, Node { switch: true, port: 17 });
-        let answer = answer(request(Attribute::PortInfo(17), Route::Peer(1), 4), |data| {
+        let answer = answer(request(Attribute::PortInfo(17), MadRoute::Peer(1), 4), |data| {
             data[29..32].copy_from_slice(&[0b1_0001, 0b1_0011, 16]);
         });
         let end = link_end(&answer, node, 4).unwrap();
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn other_answers_are_errors() {
-        let asked = request(Attribute::NodeInfo, Route::Own, 5);
+        let asked = request(Attribute::NodeInfo, MadRoute::Own, 5);
         let good = answer(asked, |_| {});
         assert_eq!(node(&good, 6), Err(MadError::Foreign));
         assert_eq!(node(&asked, 5), Err(MadError::Foreign));

@@ -21,7 +21,7 @@ const VIA: u16 = 18;
 
 /// The kernel's route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
+pub struct KernelRoute {
     /// Index of the interface that packets leave by.
     pub interface: u32,
     /// Whether they go to a router.
@@ -56,7 +56,7 @@ pub fn route_request(to: Ipv4Addr, from: Ipv4Addr, interface: Option<u32>) -> Ve
 ///
 /// # Errors
 /// The kernel has no route, or the bytes are no answer.
-pub fn route_answer(answer: &[u8]) -> io::Result<Route> {
+pub fn route_answer(answer: &[u8]) -> io::Result<KernelRoute> {
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "malformed netlink answer from the kernel");
     let word = |at: usize| {
         let bytes = answer.get(at..at + 4)?.try_into().ok()?;
@@ -81,7 +81,7 @@ pub fn route_answer(answer: &[u8]) -> io::Result<Route> {
         }
         rest = after;
     }
-    Ok(Route { interface: interface.ok_or_else(broken)?, gateway })
+    Ok(KernelRoute { interface: interface.ok_or_else(broken)?, gateway })
 }
 
 /// Kind and value of the first attribute, and what follows it.
@@ -142,9 +142,9 @@ mod tests {
     fn answers_are_read_and_broken_ones_are_errors() {
         let index = 9_u32.to_ne_bytes();
         let direct = answer(NEW_ROUTE, &[(DST, &[10, 0, 0, 1]), (OIF, &index)]);
-        assert_eq!(route_answer(&direct).unwrap(), Route { interface: 9, gateway: false });
+        assert_eq!(route_answer(&direct).unwrap(), KernelRoute { interface: 9, gateway: false });
         let routed = answer(NEW_ROUTE, &[(GATEWAY, &[10, 0, 0, 254]), (OIF, &index)]);
-        assert_eq!(route_answer(&routed).unwrap(), Route { interface: 9, gateway: true });
+        assert_eq!(route_answer(&routed).unwrap(), KernelRoute { interface: 9, gateway: true });
         assert!(route_answer(&answer(NEW_ROUTE, &[])).is_err());
         let mut refused = answer(ERROR, &[]);
         refused[HEADER..HEADER + 4].copy_from_slice(&(-101_i32).to_ne_bytes());

@@ -7,7 +7,7 @@ use crate::frame::{Frame, printable};
 use crate::transfer::Summary;
 
 #[derive(Debug, Default)]
-struct Announcement {
+struct AnnouncedTransfer {
     /// Not sent yet.
     tag: Option<Vec<u8>>,
     /// Transfers that wait until it is sent.
@@ -24,7 +24,7 @@ struct Announcement {
 /// room for.
 #[derive(Debug, Default)]
 pub(crate) struct Announcements {
-    by_id: HashMap<u64, Announcement>,
+    by_id: HashMap<u64, AnnouncedTransfer>,
     /// Those that wait for credit, the oldest first.
     waiting: VecDeque<u64>,
     credit: u64,
@@ -36,7 +36,7 @@ impl Announcements {
     }
 
     pub(crate) fn add(&mut self, id: u64, tag: Vec<u8>) {
-        self.by_id.insert(id, Announcement { tag: Some(tag), ..Announcement::default() });
+        self.by_id.insert(id, AnnouncedTransfer { tag: Some(tag), ..AnnouncedTransfer::default() });
         self.waiting.push_back(id);
     }
 

@@ -15,10 +15,10 @@ use crate::transfer::deadline;
 /// An attempt to connect ([`Agent::connect_with`](crate::Agent::connect_with)) that any thread may
 /// give up.
 #[derive(Debug, Default)]
-pub struct Attempt(Mutex<State>);
+pub struct Attempt(Mutex<AttemptState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct AttemptState {
     is_aborted: bool,
     /// During the handshake.
     stream: Option<TcpStream>,
@@ -40,7 +40,7 @@ impl Attempt {
     }
 
     /// Fails if it was given up.
-    fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), AgentError> {
+    fn change(&self, change: impl FnOnce(&mut AttemptState)) -> Result<(), AgentError> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);
         if state.is_aborted { Err(AgentError::Aborted) } else { Ok(()) }

@@ -15,12 +15,12 @@ pub(crate) struct Endings(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<EndingQueue>,
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct EndingQueue {
     waiting: VecDeque<(Link, Gone)>,
     threads: usize,
 }
@@ -50,7 +50,7 @@ impl Endings {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EndingQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

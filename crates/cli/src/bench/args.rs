@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use nobounce::nic::soft::LinkChoice;
 
-use super::case::{Kind, Memory, Op, Wait};
+use super::case::{CaseKind, Memory, Op, Wait};
 use crate::size::Sizes;
 
 /// TCP port on which `--listen` and `--peer` meet unless another is named.
@@ -129,7 +129,7 @@ pub(crate) struct BenchArgs {
 
     /// Quantity to measure; may be repeated [default: all]
     #[arg(long, value_name = "KIND", value_delimiter = ',', help_heading = "What")]
-    pub(crate) kind: Vec<Kind>,
+    pub(crate) kind: Vec<CaseKind>,
 
     /// Message size, or a range in powers of two such as 1..8M; may be repeated
     #[arg(long, value_name = "SIZE", value_delimiter = ',', help_heading = "What")]

@@ -52,7 +52,7 @@ impl fmt::Display for Op {
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum, Serialize, Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum CaseKind {
     /// One operation at a time: half a ping-pong for write and send, the whole operation for read
     /// and atomic
     Latency,
@@ -67,14 +67,14 @@ pub(crate) enum Kind {
     GpuVisible,
 }
 
-impl Kind {
+impl CaseKind {
     /// Whether it is measured one operation at a time, in microseconds.
     pub(crate) fn is_latency(self) -> bool {
         matches!(self, Self::Latency | Self::GpuVisible)
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for CaseKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Latency => "latency",
@@ -192,7 +192,7 @@ pub(crate) struct Case {
     /// The operation.
     pub(crate) op: Op,
     /// What is measured of it.
-    pub(crate) kind: Kind,
+    pub(crate) kind: CaseKind,
     /// Where the messages lie.
     pub(crate) place: Place,
     /// Bytes in one message.
@@ -270,7 +270,7 @@ pub(crate) struct CpuUse {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Samples {
     /// One value per operation, in microseconds: half a ping-pong for write and send, the whole
-    /// operation for read and atomic. For [`Kind::Latency`] and [`Kind::GpuVisible`].
+    /// operation for read and atomic. For [`CaseKind::Latency`] and [`CaseKind::GpuVisible`].
     Latency(Vec<f64>),
     /// One entry per interval of the timed part. For every other kind.
     Throughput(Vec<Interval>),

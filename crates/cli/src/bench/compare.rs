@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
-use super::case::{Kind, Op, Wait};
-use super::model::{CaseOutcome, Report, SCHEMA};
+use super::case::{CaseKind, Op, Wait};
+use super::model::{BenchReport, CaseOutcome, SCHEMA};
 use crate::size::Bytes;
 
 /// Bytes of an earlier run that we are willing to read.
@@ -53,7 +53,7 @@ pub(crate) enum CompareError {
 }
 
 /// Reads an earlier run.
-pub(crate) fn load(path: &Path) -> Result<Report, CompareError> {
+pub(crate) fn load(path: &Path) -> Result<BenchReport, CompareError> {
     let shown = path.display().to_string();
     let read = |source| CompareError::Read { path: shown.clone(), source };
     let bytes = std::fs::metadata(path).map_err(read)?.len();
@@ -64,7 +64,7 @@ pub(crate) fn load(path: &Path) -> Result<Report, CompareError> {
     parse(&text, &shown)
 }
 
-fn parse(text: &[u8], path: &str) -> Result<Report, CompareError> {
+fn parse(text: &[u8], path: &str) -> Result<BenchReport, CompareError> {
     let wrong = |source| CompareError::Parse { path: path.to_owned(), source };
     // Check the schema first: another one may lack the fields of this one.
     let loose: serde_json::Value = serde_json::from_slice(text).map_err(wrong)?;
@@ -114,7 +114,11 @@ impl fmt::Display for Change {
 }
 
 /// Compares case by case what both runs measured.
-pub(crate) fn compare(old: &Report, new: &Report, tolerance: f64) -> Result<Comparison, CompareError> {
+pub(crate) fn compare(
+    old: &BenchReport,
+    new: &BenchReport,
+    tolerance: f64,
+) -> Result<Comparison, CompareError> {
     let mut found = Comparison {
         slower: Vec::new(),
         faster: Vec::new(),
@@ -154,7 +158,7 @@ pub(crate) fn compare(old: &Report, new: &Report, tolerance: f64) -> Result<Comp
     Ok(found)
 }
 
-type Key<'a> = ((Op, Kind, u64, u32, Wait), [&'a str; 3], u32);
+type Key<'a> = ((Op, CaseKind, u64, u32, Wait), [&'a str; 3], u32);
 
 fn key(outcome: &CaseOutcome) -> Key<'_> {
     let CaseOutcome { op, kind, size, qps, wait, link, memory, path, mtu, .. } = outcome;
@@ -163,9 +167,9 @@ fn key(outcome: &CaseOutcome) -> Key<'_> {
 
 fn change(old: &CaseOutcome, new: &CaseOutcome) -> Option<Change> {
     let (unit, old_value, new_value) = match new.kind {
-        Kind::Latency | Kind::GpuVisible => ("us", old.p50_us?, new.p50_us?),
-        Kind::Bandwidth | Kind::Bidirectional => ("GB/s", old.gbytes_per_s?, new.gbytes_per_s?),
-        Kind::Rate => ("Mmsg/s", old.mops?, new.mops?),
+        CaseKind::Latency | CaseKind::GpuVisible => ("us", old.p50_us?, new.p50_us?),
+        CaseKind::Bandwidth | CaseKind::Bidirectional => ("GB/s", old.gbytes_per_s?, new.gbytes_per_s?),
+        CaseKind::Rate => ("Mmsg/s", old.mops?, new.mops?),
     };
     let ratio = new_value / old_value;
     // A file may contain anything; only two positive figures can be compared.
@@ -227,7 +231,7 @@ mod tests {
     use super::*;
 
     /// Makes one figure this many times larger.
-    fn scale(report: &mut Report, kind: Kind, factor: f64) {
+    fn scale(report: &mut BenchReport, kind: CaseKind, factor: f64) {
         for outcome in report.results.iter_mut().filter(|outcome| outcome.kind == kind) {
             for figure in
                 [&mut outcome.p50_us, &mut outcome.gbytes_per_s, &mut outcome.mops].into_iter().flatten()
@@ -248,13 +252,13 @@ mod tests {
     fn slower_is_more_microseconds_and_fewer_bytes() {
         let old = sample_report();
         let mut new = old.clone();
-        scale(&mut new, Kind::Latency, 1.2);
-        scale(&mut new, Kind::Bandwidth, 0.5);
-        scale(&mut new, Kind::Rate, 1.5);
+        scale(&mut new, CaseKind::Latency, 1.2);
+        scale(&mut new, CaseKind::Bandwidth, 0.5);
+        scale(&mut new, CaseKind::Rate, 1.5);
         let found = compare(&old, &new, 0.10).unwrap();
         let count = |kind| old.results.iter().filter(|outcome| outcome.kind == kind).count();
-        assert_eq!(found.slower.len(), count(Kind::Latency) + count(Kind::Bandwidth));
-        assert_eq!(found.faster.len(), count(Kind::Rate));
+        assert_eq!(found.slower.len(), count(CaseKind::Latency) + count(CaseKind::Bandwidth));
+        assert_eq!(found.faster.len(), count(CaseKind::Rate));
         assert!(found.slower[0].to_string().contains("bandwidth"), "worst first: {}", found.slower[0]);
         assert!(found.slower[0].to_string().contains("(-50 %)"), "{}", found.slower[0]);
     }
@@ -263,9 +267,9 @@ mod tests {
     fn the_tolerance_is_the_boundary() {
         let old = sample_report();
         let mut new = old.clone();
-        scale(&mut new, Kind::Latency, 1.09);
+        scale(&mut new, CaseKind::Latency, 1.09);
         assert!(compare(&old, &new, 0.10).unwrap().slower.is_empty());
-        scale(&mut new, Kind::Latency, 1.03);
+        scale(&mut new, CaseKind::Latency, 1.03);
         assert!(!compare(&old, &new, 0.10).unwrap().slower.is_empty());
     }
 

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use super::args::BenchArgs;
-use super::case::{Kind, Link, Memory, Op};
-use super::model::{CaseOutcome, MemoryPath, Report};
+use super::case::{CaseKind, Link, Memory, Op};
+use super::model::{BenchReport, CaseOutcome, MemoryPath};
 use super::numbers::figure;
 use super::{Verdict, explain_device, gpu_choice, measure, plan, with_world};
 use crate::size::Sizes;
@@ -28,7 +28,7 @@ pub(crate) fn main(_args: &DemoArgs) -> anyhow::Result<Verdict> {
     let has_gpu = matches!(nobounce::memory::gpu::Gpu::by_ordinal(0), Ok(Some(_)));
     let args = BenchArgs {
         op: vec![Op::Write],
-        kind: vec![Kind::Latency, Kind::Bandwidth],
+        kind: vec![CaseKind::Latency, CaseKind::Bandwidth],
         size: vec![Sizes(vec![SMALL, LARGE])],
         link: vec![Link::Udp.name().to_owned(), Link::Shm.name().to_owned()],
         busy: Some(0),
@@ -38,8 +38,8 @@ pub(crate) fn main(_args: &DemoArgs) -> anyhow::Result<Verdict> {
     };
     let mut plan = plan::plan(&args, None)?;
     plan.show_over(Link::Shm);
-    let shown = |kind: Kind, size: u64| {
-        (kind == Kind::Latency && size == SMALL) || (kind == Kind::Bandwidth && size == LARGE)
+    let shown = |kind: CaseKind, size: u64| {
+        (kind == CaseKind::Latency && size == SMALL) || (kind == CaseKind::Bandwidth && size == LARGE)
     };
     plan.cases.retain(|case| shown(case.kind, case.size));
     let chosen = explain_device::resolve(&mut plan)?;
@@ -55,14 +55,14 @@ pub(crate) fn main(_args: &DemoArgs) -> anyhow::Result<Verdict> {
 }
 
 /// One row: a path, its small and its large WRITE.
-struct Row<'a> {
+struct DemoRow<'a> {
     name: String,
     small: Option<&'a CaseOutcome>,
     large: Option<&'a CaseOutcome>,
 }
 
-fn rows(report: &Report) -> Vec<Row<'_>> {
-    let find = |path: MemoryPath, link: &str, kind: Kind| {
+fn rows(report: &BenchReport) -> Vec<DemoRow<'_>> {
+    let find = |path: MemoryPath, link: &str, kind: CaseKind| {
         report.results.iter().find(|one| one.memory_path() == path && one.link == link && one.kind == kind)
     };
     let mut rows = Vec::new();
@@ -73,9 +73,9 @@ fn rows(report: &Report) -> Vec<Row<'_>> {
         (MemoryPath::Naive, "GPU memory, cudaMemcpy around the transfer"),
     ] {
         for (link, carried) in [("udp", "UDP"), ("shm", "shared memory")] {
-            let (small, large) = (find(path, link, Kind::Latency), find(path, link, Kind::Bandwidth));
+            let (small, large) = (find(path, link, CaseKind::Latency), find(path, link, CaseKind::Bandwidth));
             if small.is_some() || large.is_some() {
-                rows.push(Row { name: format!("{carried}, {memory}"), small, large });
+                rows.push(DemoRow { name: format!("{carried}, {memory}"), small, large });
             }
         }
     }
@@ -83,7 +83,7 @@ fn rows(report: &Report) -> Vec<Row<'_>> {
 }
 
 /// The summary.
-fn render(report: &Report) -> String {
+fn render(report: &BenchReport) -> String {
     let mut text = String::new();
     let rows = rows(report);
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(TITLE.len());
@@ -110,7 +110,7 @@ fn render(report: &Report) -> String {
     text
 }
 
-fn explanation(report: &Report) -> String {
+fn explanation(report: &BenchReport) -> String {
     let mut text = String::from(
         "8 B: median one-way latency. 1 MiB: throughput of one stream of writes. Two machines would use\nUDP; processes of one machine use shared memory. The CPU moves the bytes; no RDMA NIC takes part.\n",
     );
@@ -139,14 +139,14 @@ mod tests {
     #[test]
     fn every_path_has_a_row_and_wrong_bytes_are_named() {
         let mut report = sample_report();
-        let kinds = |report: &Report| {
+        let kinds = |report: &BenchReport| {
             let text = render(report);
             (text.matches("verified").count(), text.matches("WRONG").count(), text)
         };
         let (fine, wrong, text) = kinds(&report);
         assert!(fine > 0 && wrong == 0 && text.contains("host memory"), "{text}");
         // The large message alone is wrong.
-        let large = report.results.iter_mut().find(|one| one.kind == Kind::Bandwidth).unwrap();
+        let large = report.results.iter_mut().find(|one| one.kind == CaseKind::Bandwidth).unwrap();
         (large.verified, large.fault) = (false, Some("byte 7 is wrong".into()));
         let (_, wrong, text) = kinds(&report);
         assert!(wrong == 2 && text.contains("WRONG BYTES: byte 7 is wrong"), "{text}");

@@ -26,7 +26,7 @@ const PERFTEST_INLINE: usize = 220;
 const RECEIVES: u64 = 32;
 
 /// One end during a round.
-pub(super) struct End<'a> {
+pub(super) struct CaseEnd<'a> {
     pub(super) connection: &'a Connection,
     pub(super) ring: Ring,
     pub(super) peer: RemoteRegion,
@@ -35,7 +35,7 @@ pub(super) struct End<'a> {
     pub(super) asks: bool,
 }
 
-impl End<'_> {
+impl CaseEnd<'_> {
     fn sge(&self, offset: usize) -> anyhow::Result<[Sge; 1]> {
         let mr = self.ring.region.mr();
         let len = u32::try_from(self.work.size).context("a message has at most 2^31 bytes")?;

@@ -7,7 +7,7 @@ use nobounce::{Connection, MessageError, Region, RemoteRegion};
 use nobounce_topology::clean;
 use serde::{Deserialize, Serialize};
 
-use super::case::{Kind, Op, Place, Wait};
+use super::case::{CaseKind, Op, Place, Wait};
 use super::counted::EndCounted;
 use super::round::Round;
 use super::watch;
@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct Work {
     pub(super) op: Op,
-    pub(super) kind: Kind,
+    pub(super) kind: CaseKind,
     pub(super) place: Place,
     pub(super) size: u64,
     pub(super) wait: Wait,
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     fn work(size: u64) -> Work {
-        Work { op: Op::Write, kind: Kind::Latency, place: Place::Host, size, wait: Wait::Cq, seed: 1 }
+        Work { op: Op::Write, kind: CaseKind::Latency, place: Place::Host, size, wait: Wait::Cq, seed: 1 }
     }
 
     #[test]

@@ -8,8 +8,8 @@ use nobounce_predict::parts::{Memory, Op as Operation, Parts, Software, Spec};
 use nobounce_predict::soft::Soft;
 use nobounce_topology::facts::Facts;
 
-use super::case::{Kind, Op, Wait};
-use super::model::{CaseOutcome, MemoryPath, Report};
+use super::case::{CaseKind, Op, Wait};
+use super::model::{BenchReport, CaseOutcome, MemoryPath};
 use super::numbers::figure;
 use crate::size::Bytes;
 
@@ -47,9 +47,10 @@ pub(super) enum On {
 /// The figures that rate a run, each against its expectation. The expectation comes from this
 /// machine's calibration if one is stored. Otherwise it comes from plain UDP on this machine, or
 /// from the adapter's limits. Without any of these the list is empty.
-pub(super) fn shares(report: &Report, calibration: Option<&Calibration>, on: &On) -> Vec<Share> {
+pub(super) fn shares(report: &BenchReport, calibration: Option<&Calibration>, on: &On) -> Vec<Share> {
     let judged = |one: &&CaseOutcome| {
-        let headline = matches!((one.kind, one.size), (Kind::Latency, 8) | (Kind::Bandwidth, 1_048_576));
+        let headline =
+            matches!((one.kind, one.size), (CaseKind::Latency, 8) | (CaseKind::Bandwidth, 1_048_576));
         let plain = one.qps == 1 && one.wait == Wait::Cq && matches!(one.op, Op::Write | Op::Read | Op::Send);
         headline && plain && matches!(one.memory_path(), MemoryPath::Host | MemoryPath::Direct)
     };
@@ -57,9 +58,14 @@ pub(super) fn shares(report: &Report, calibration: Option<&Calibration>, on: &On
     judged.filter_map(|one| share(report, one, calibration, on)).collect()
 }
 
-fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, on: &On) -> Option<Share> {
+fn share(
+    report: &BenchReport,
+    one: &CaseOutcome,
+    calibration: Option<&Calibration>,
+    on: &On,
+) -> Option<Share> {
     let measured = match one.kind {
-        Kind::Latency => one.p50_us?,
+        CaseKind::Latency => one.p50_us?,
         _ => super::numbers::float(one.size) / one.gbytes_per_s? / 1000.0,
     };
     let fitted =
@@ -75,7 +81,7 @@ fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, 
         }
     };
     let (name, figure) = match one.kind {
-        Kind::Latency => ("latency", format!("{} us", figure(expected))),
+        CaseKind::Latency => ("latency", format!("{} us", figure(expected))),
         _ => ("bandwidth", format!("{} GB/s", figure(super::numbers::float(one.size) / expected / 1000.0))),
     };
     let path = if one.memory_path() == MemoryPath::Host { "" } else { ", GPU memory" };
@@ -84,7 +90,7 @@ fn share(report: &Report, one: &CaseOutcome, calibration: Option<&Calibration>, 
     Some(Share { name, share: expected / measured, expected: figure })
 }
 
-fn series(report: &Report, one: &CaseOutcome) -> Series {
+fn series(report: &BenchReport, one: &CaseOutcome) -> Series {
     let memory = if one.memory_path() == MemoryPath::Host {
         "host".to_owned()
     } else {
@@ -112,7 +118,7 @@ fn operation(one: &CaseOutcome) -> Operation {
 }
 
 /// The software NIC, from what plain UDP does here.
-fn from_raw(report: &Report, one: &CaseOutcome) -> Option<Parts> {
+fn from_raw(report: &BenchReport, one: &CaseOutcome) -> Option<Parts> {
     let raw = report.raw.as_ref().filter(|raw| raw.half_round_trip_us > 0.0 && raw.gbytes_per_s > 0.0)?;
     // Of a busy machine, nothing.
     if raw.latency_doubt().or(raw.bandwidth_doubt()).is_some() {
@@ -143,7 +149,7 @@ fn from_facts(facts: &Facts, nic: &str, one: &CaseOutcome) -> Option<Parts> {
 fn by_model(one: &CaseOutcome, parts: &Parts) -> Option<f64> {
     let found = direct(parts, one.size).ok()?;
     Some(match one.kind {
-        Kind::Latency => found.microseconds.expected,
+        CaseKind::Latency => found.microseconds.expected,
         _ => super::numbers::float(one.size) / found.gbytes_per_s.expected / 1000.0,
     })
 }
@@ -261,7 +267,7 @@ mod tests {
         let mut busy = report.clone();
         busy.raw.as_mut().unwrap().ping_cpu_samples = vec![0.4];
         assert_eq!(super::shares(&busy, None, &On::Soft), [], "plain UDP had no CPU");
-        let without = Report { raw: None, ..report };
+        let without = BenchReport { raw: None, ..report };
         assert_eq!(super::shares(&without, None, &On::Soft), []);
     }
 
@@ -282,9 +288,9 @@ mod tests {
     #[test]
     fn an_adapter_is_held_against_its_parts_and_its_findings() {
         let mut facts = machines::machine("dgx-h100").unwrap();
-        let mut report = Report { raw: None, ..sample_report() };
-        report.results.retain(|one| (one.kind, one.size, one.qps) == (Kind::Bandwidth, 1 << 20, 1));
-        let set = |report: &mut Report, rate: f64| {
+        let mut report = BenchReport { raw: None, ..sample_report() };
+        report.results.retain(|one| (one.kind, one.size, one.qps) == (CaseKind::Bandwidth, 1 << 20, 1));
+        let set = |report: &mut BenchReport, rate: f64| {
             for one in &mut report.results {
                 one.gbytes_per_s = Some(rate);
             }
@@ -326,8 +332,8 @@ mod tests {
     #[test]
     fn gpu_memory_has_a_prediction_of_its_own() {
         let mut report = sample_report();
-        let expected = |report: &Report| shares(report, None, &On::Soft)[0].share;
-        report.results.retain(|one| (one.kind, one.size) == (Kind::Latency, 8));
+        let expected = |report: &BenchReport| shares(report, None, &On::Soft)[0].share;
+        report.results.retain(|one| (one.kind, one.size) == (CaseKind::Latency, 8));
         let host = expected(&report);
         for one in &mut report.results {
             one.memory = "gpu".to_owned();

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::case::{Case, CaseResult, CpuUse, Interval, Kind, Op, Place, Samples, Wait};
+use super::case::{Case, CaseKind, CaseResult, CpuUse, Interval, Op, Place, Samples, Wait};
 use super::*;
 
 /// Measures by formula: 3 us plus 1 us per 4 KiB, at most 3 GB/s; `slowness` makes it worse.
@@ -54,7 +54,7 @@ impl Measure for Mock {
             let sample = |at: u32| microseconds * (1.0 + f64::from(at % 100) / 100.0);
             Samples::Latency((0..10_000).map(sample).collect())
         } else {
-            let directions = if case.kind == Kind::Bidirectional { 1.2 } else { 1.0 };
+            let directions = if case.kind == CaseKind::Bidirectional { 1.2 } else { 1.0 };
             let per_second = directions
                 / (0.5e-6 + numbers::float(case.size) / 3e9)
                 / passes.sqrt()
@@ -155,7 +155,7 @@ fn quick() -> Plan {
 }
 
 /// A small run over every kind, for the tests of table, plot and comparison.
-pub(crate) fn sample_report() -> Report {
+pub(crate) fn sample_report() -> BenchReport {
     let counters = {
         let calls = Cell::new(0);
         move || {
@@ -323,7 +323,7 @@ fn against_a_peer_there_is_no_raw_and_no_share() {
 fn the_plan_can_be_explained() {
     let args = BenchArgs {
         op: vec![Op::Write],
-        kind: vec![Kind::Latency],
+        kind: vec![CaseKind::Latency],
         wait: Some(Wait::Memory),
         ..BenchArgs::default()
     };

@@ -9,7 +9,7 @@ use nobounce::memory::gpu::kernel::{FlagKernel, KernelError, Patterns};
 use nobounce::memory::gpu::{Driver, GpuBuffer, GpuMemory, GpuOptions};
 use nobounce::{Device, Path, Region};
 
-use super::case::{Case, Kind, Op, Place};
+use super::case::{Case, CaseKind, Op, Place};
 use super::gpu_choice::{chosen, ordinal};
 use super::gpu_mps::Mps;
 use super::machine::GpuFacts;
@@ -72,7 +72,7 @@ impl Setup {
         let kernels = kernels();
         let mut leave_out = LeaveOut { plan, notes: &mut notes };
         if let Err(error) = kernels {
-            leave_out.cases(|case| case.kind == Kind::GpuVisible, &format!("gpu-visible: {error}"));
+            leave_out.cases(|case| case.kind == CaseKind::GpuVisible, &format!("gpu-visible: {error}"));
         }
         if requires_direct() {
             let staged = |case: &Case| matches!(case.place, Place::Staged | Place::Naive);
@@ -91,7 +91,7 @@ impl Setup {
                 case.place == Place::Staged || (case.place == Place::Direct && !paths.are_direct())
             };
             let reached =
-                |case: &Case| staged(case) && (case.op != Op::Send || case.kind == Kind::GpuVisible);
+                |case: &Case| staged(case) && (case.op != Op::Send || case.kind == CaseKind::GpuVisible);
             leave_out.cases(
                 reached,
                 "writes and reads of staged memory: a hardware device accesses only registered memory",

@@ -13,7 +13,7 @@ use nobounce::memory::gpu::{GpuBuffer, naive};
 use nobounce::nic::work::{Operation, RecvRequest, Remote, SendRequest, Sge, WorkCompletion};
 use nobounce::{Connection, Region, RemoteRegion};
 
-use super::case::{Kind, Place};
+use super::case::{CaseKind, Place};
 use super::exchange::{Work, exchange_regions};
 use super::gpu;
 use super::ring::{self, Ring};
@@ -200,8 +200,8 @@ impl Side for Naive<'_> {
     }
 
     fn timed(&self, Round { messages, .. }: Round) -> anyhow::Result<Timed> {
-        let both = self.work.kind == Kind::Bidirectional;
-        let timed = if self.work.kind == Kind::Latency {
+        let both = self.work.kind == CaseKind::Bidirectional;
+        let timed = if self.work.kind == CaseKind::Latency {
             Timed::of_latencies(self.ping_pong(messages)?, true)
         } else {
             let (sends, receives) = match (both, self.asks) {
@@ -218,7 +218,7 @@ impl Side for Naive<'_> {
     }
 
     fn check(&self, round: Round) -> Result<(), String> {
-        let arrives = self.work.kind != Kind::Bandwidth || !self.asks;
+        let arrives = self.work.kind != CaseKind::Bandwidth || !self.asks;
         self.ring.check(round, if arrives { round.messages } else { 0 }, false, false)
     }
 

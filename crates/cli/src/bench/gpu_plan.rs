@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::case::{Amount, Case, Kind, Link, Op, Place, TIME, Wait};
+use super::case::{Amount, Case, CaseKind, Link, Op, Place, TIME, Wait};
 use super::plan_error::{MAX_REGISTERED, PlanError};
 
 /// A sweep for the direct path; the comparisons are made at the sizes in [`COMPARED`].
@@ -32,7 +32,7 @@ const LONG_ENOUGH: &[u64] = &[1 << 20, 8 << 20];
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) ops: Vec<Op>,
-    pub(super) kinds: Vec<Kind>,
+    pub(super) kinds: Vec<CaseKind>,
     /// As typed; empty for the usual ones.
     pub(super) sizes: Vec<u64>,
     pub(super) qps: Vec<u32>,
@@ -42,15 +42,15 @@ pub(super) struct Wanted {
 }
 
 /// The operations and kinds that are measured unless others are named.
-pub(super) fn defaults(quick: bool) -> (&'static [Op], &'static [Kind]) {
-    let kinds = &[Kind::Latency, Kind::GpuVisible, Kind::Bandwidth, Kind::Bidirectional];
+pub(super) fn defaults(quick: bool) -> (&'static [Op], &'static [CaseKind]) {
+    let kinds = &[CaseKind::Latency, CaseKind::GpuVisible, CaseKind::Bandwidth, CaseKind::Bidirectional];
     if quick { (&[Op::Write], kinds) } else { (&[Op::Write, Op::Read, Op::Send], kinds) }
 }
 
 pub(super) fn cases(wanted: &Wanted) -> Result<Vec<Case>, PlanError> {
     let mut cases = Vec::new();
     for &kind in &wanted.kinds {
-        if kind == Kind::GpuVisible {
+        if kind == CaseKind::GpuVisible {
             // Naive staging is left out: its copies would deadlock with the polling kernel.
             for place in [Place::Direct, Place::Staged] {
                 cases.push(wanted.case(Op::Write, kind, place, FLAG, 1));
@@ -60,9 +60,9 @@ pub(super) fn cases(wanted: &Wanted) -> Result<Vec<Case>, PlanError> {
         for &op in &wanted.ops {
             for size in wanted.sizes_of(op, kind) {
                 for &place in wanted.places(op, kind, size) {
-                    for &qps in if kind == Kind::Latency { &[1][..] } else { &wanted.qps } {
+                    for &qps in if kind == CaseKind::Latency { &[1][..] } else { &wanted.qps } {
                         // A naive program uses one queue pair, and one message at a time.
-                        if place == Place::Naive && (qps > 1 || size == 0 || kind == Kind::Rate) {
+                        if place == Place::Naive && (qps > 1 || size == 0 || kind == CaseKind::Rate) {
                             continue;
                         }
                         if u64::from(qps) * size > MAX_REGISTERED {
@@ -78,11 +78,11 @@ pub(super) fn cases(wanted: &Wanted) -> Result<Vec<Case>, PlanError> {
 }
 
 impl Wanted {
-    fn case(&self, op: Op, kind: Kind, place: Place, size: u64, qps: u32) -> Case {
+    fn case(&self, op: Op, kind: CaseKind, place: Place, size: u64, qps: u32) -> Case {
         let judged = match kind {
-            Kind::Latency | Kind::GpuVisible => op == Op::Write && size == 8,
-            Kind::Bandwidth | Kind::Bidirectional => op == Op::Write && size == 1 << 20,
-            Kind::Rate => false,
+            CaseKind::Latency | CaseKind::GpuVisible => op == Op::Write && size == 8,
+            CaseKind::Bandwidth | CaseKind::Bidirectional => op == Op::Write && size == 1 << 20,
+            CaseKind::Rate => false,
         };
         let amount = match self.amount {
             Amount::Time(TIME) if judged => Amount::Time(HEADLINE_TIME),
@@ -91,16 +91,16 @@ impl Wanted {
         Case { op, kind, place, size, qps, wait: Wait::Cq, mtu: self.mtu, amount, over: None }
     }
 
-    fn sizes_of(&self, op: Op, kind: Kind) -> Vec<u64> {
-        let bulk = matches!(kind, Kind::Bandwidth | Kind::Bidirectional);
+    fn sizes_of(&self, op: Op, kind: CaseKind) -> Vec<u64> {
+        let bulk = matches!(kind, CaseKind::Bandwidth | CaseKind::Bidirectional);
         let usual = match (kind, self.quick) {
             _ if op == Op::Atomic => return if bulk { Vec::new() } else { vec![8] },
-            (Kind::Rate | Kind::GpuVisible, _) => &[8],
-            (Kind::Latency, true) => QUICK_LATENCY_SIZES,
-            (Kind::Latency, false) => LATENCY_SIZES,
-            (Kind::Bandwidth | Kind::Bidirectional, true) => QUICK_BANDWIDTH_SIZES,
-            (Kind::Bandwidth, false) => BANDWIDTH_SIZES,
-            (Kind::Bidirectional, false) => BOTH_WAYS_SIZES,
+            (CaseKind::Rate | CaseKind::GpuVisible, _) => &[8],
+            (CaseKind::Latency, true) => QUICK_LATENCY_SIZES,
+            (CaseKind::Latency, false) => LATENCY_SIZES,
+            (CaseKind::Bandwidth | CaseKind::Bidirectional, true) => QUICK_BANDWIDTH_SIZES,
+            (CaseKind::Bandwidth, false) => BANDWIDTH_SIZES,
+            (CaseKind::Bidirectional, false) => BOTH_WAYS_SIZES,
         };
         let sizes = if self.sizes.is_empty() { usual } else { &self.sizes };
         sizes.iter().copied().filter(|size| *size > 0 || !bulk).collect()
@@ -108,7 +108,7 @@ impl Wanted {
 
     /// Writes are compared at some sizes, or at the given ones; reads and sends at fewer. Atomics
     /// show the direct path only.
-    fn places(&self, op: Op, kind: Kind, size: u64) -> &'static [Place] {
+    fn places(&self, op: Op, kind: CaseKind, size: u64) -> &'static [Place] {
         let typed = !self.sizes.is_empty();
         match op {
             Op::Write if typed || COMPARED.contains(&size) => COMPARISON,
@@ -118,11 +118,11 @@ impl Wanted {
     }
 }
 
-fn tells_shares(kind: Kind, size: u64) -> bool {
+fn tells_shares(kind: CaseKind, size: u64) -> bool {
     match kind {
-        Kind::Latency => SHORT_ENOUGH.contains(&size),
-        Kind::Bandwidth => LONG_ENOUGH.contains(&size),
-        Kind::Bidirectional | Kind::Rate | Kind::GpuVisible => false,
+        CaseKind::Latency => SHORT_ENOUGH.contains(&size),
+        CaseKind::Bandwidth => LONG_ENOUGH.contains(&size),
+        CaseKind::Bidirectional | CaseKind::Rate | CaseKind::GpuVisible => false,
     }
 }
 

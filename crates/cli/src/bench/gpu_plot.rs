@@ -2,15 +2,15 @@
 
 use plotters::style::RGBColor;
 
-use super::case::{Kind, Op};
-use super::model::{CaseOutcome, MemoryPath, Report};
+use super::case::{CaseKind, Op};
+use super::model::{BenchReport, CaseOutcome, MemoryPath};
 use super::plot_line::{Line, line};
 
 const MEMORY_PATHS: [MemoryPath; 4] =
     [MemoryPath::Direct, MemoryPath::Staged, MemoryPath::Naive, MemoryPath::Host];
 
 /// The title: what is measured, and whether it is a GPU at all.
-pub(super) fn title(report: &Report) -> &'static str {
+pub(super) fn title(report: &BenchReport) -> &'static str {
     match &report.machine.gpu {
         None => "nobounce bench",
         Some(gpu) if gpu.stand_in => "nobounce bench: STAND-IN for a GPU (host memory)",
@@ -18,26 +18,26 @@ pub(super) fn title(report: &Report) -> &'static str {
     }
 }
 
-pub(super) fn latency(report: &Report) -> Vec<Line> {
-    let mut lines = lines(report, Kind::Latency, "", true, |one| one.p50_us);
+pub(super) fn latency(report: &BenchReport) -> Vec<Line> {
+    let mut lines = lines(report, CaseKind::Latency, "", true, |one| one.p50_us);
     for path in MEMORY_PATHS {
-        let chosen = |one: &CaseOutcome| (one.kind, one.memory_path()) == (Kind::GpuVisible, path);
+        let chosen = |one: &CaseOutcome| (one.kind, one.memory_path()) == (CaseKind::GpuVisible, path);
         let name = format!("GPU-visible, {path}");
         lines.extend(line(report, name, color(path), false, |one| one.p50_us.filter(|_| chosen(one))));
     }
     lines
 }
 
-pub(super) fn bandwidth(report: &Report) -> Vec<Line> {
-    let mut all = lines(report, Kind::Bandwidth, "", true, |one| one.gbytes_per_s);
-    all.extend(lines(report, Kind::Bidirectional, ", both ways", false, |one| one.gbytes_per_s));
+pub(super) fn bandwidth(report: &BenchReport) -> Vec<Line> {
+    let mut all = lines(report, CaseKind::Bandwidth, "", true, |one| one.gbytes_per_s);
+    all.extend(lines(report, CaseKind::Bidirectional, ", both ways", false, |one| one.gbytes_per_s));
     all
 }
 
 /// Writes were measured on all paths; without them, use any operation.
 fn lines(
-    report: &Report,
-    kind: Kind,
+    report: &BenchReport,
+    kind: CaseKind,
     suffix: &str,
     strong: bool,
     value: impl Fn(&CaseOutcome) -> Option<f64>,

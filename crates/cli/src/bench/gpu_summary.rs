@@ -4,9 +4,9 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use super::case::{Kind, Op};
+use super::case::{CaseKind, Op};
 use super::counted::Counted;
-use super::model::{CaseOutcome, MemoryPath, Report};
+use super::model::{BenchReport, CaseOutcome, MemoryPath};
 use super::numbers::figure;
 use crate::size::Bytes;
 
@@ -22,7 +22,7 @@ const BANDWIDTH_GOAL: f64 = 0.95;
 const HOST_GOAL: f64 = 0.8;
 
 /// One line for each thing worth remembering.
-pub(super) fn lines(report: &Report) -> Vec<String> {
+pub(super) fn lines(report: &BenchReport) -> Vec<String> {
     let mut lines = Vec::new();
     let figures = Figures { report, link: report.main_link().unwrap_or_default() };
     if report.results.iter().all(|one| one.memory_path() != MemoryPath::Direct) {
@@ -31,7 +31,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
     for path in [MemoryPath::Staged, MemoryPath::Naive] {
         lines.extend(figures.three(path));
     }
-    if let Some((direct, staged)) = figures.pair(Op::Write, Kind::GpuVisible, 8, MemoryPath::Staged) {
+    if let Some((direct, staged)) = figures.pair(Op::Write, CaseKind::GpuVisible, 8, MemoryPath::Staged) {
         let share = figure(direct / staged);
         let (direct, staged) = (figure(direct), figure(staged));
         lines.push(format!(
@@ -39,7 +39,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
         ));
     }
     for op in OPS {
-        lines.extend(figures.shares(op).iter().map(Share::as_goal));
+        lines.extend(figures.shares(op).iter().map(WorstShare::as_goal));
     }
     for link in other_links(report) {
         let shares = Figures { report, link }.shares(Op::Write);
@@ -56,7 +56,7 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
 }
 
 /// Results that say something else than the NIC counted.
-pub(super) fn contradictions(report: &Report) -> Vec<String> {
+pub(super) fn contradictions(report: &BenchReport) -> Vec<String> {
     let mut lines = Vec::new();
     for one in &report.results {
         let Some(counted) = &one.counted else { continue };
@@ -82,7 +82,7 @@ const OPS: [Op; 3] = [Op::Write, Op::Read, Op::Send];
 
 /// A goal for the direct path against another one, over a range of sizes; the worst size counts.
 struct Goal {
-    kind: Kind,
+    kind: CaseKind,
     range: RangeInclusive<u64>,
     range_name: &'static str,
     other: MemoryPath,
@@ -91,21 +91,21 @@ struct Goal {
 
 const GOALS: [Goal; 3] = [
     Goal {
-        kind: Kind::Latency,
+        kind: CaseKind::Latency,
         range: 8..=SHORT,
         range_name: "8 B to 4 KiB",
         other: MemoryPath::Staged,
         bound: LATENCY_GOAL,
     },
     Goal {
-        kind: Kind::Bandwidth,
+        kind: CaseKind::Bandwidth,
         range: LONG..=u64::MAX,
         range_name: "1 MiB and above",
         other: MemoryPath::Staged,
         bound: BANDWIDTH_GOAL,
     },
     Goal {
-        kind: Kind::Bandwidth,
+        kind: CaseKind::Bandwidth,
         range: LONG..=u64::MAX,
         range_name: "1 MiB and above",
         other: MemoryPath::Host,
@@ -114,14 +114,14 @@ const GOALS: [Goal; 3] = [
 ];
 
 /// Direct's share of another path, where it is worst.
-struct Share {
+struct WorstShare {
     op: Op,
     goal: &'static Goal,
     size: u64,
     share: f64,
 }
 
-impl Share {
+impl WorstShare {
     fn as_goal(&self) -> String {
         let Goal { kind, bound, .. } = self.goal;
         let (reached, word) = match kind.is_latency() {
@@ -132,7 +132,7 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for WorstShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Goal { kind, range_name, other, .. } = self.goal;
         let op = self.op.to_string().to_uppercase();
@@ -143,7 +143,7 @@ impl fmt::Display for Share {
 }
 
 /// Links of results that differ from the main one.
-fn other_links(report: &Report) -> Vec<&str> {
+fn other_links(report: &BenchReport) -> Vec<&str> {
     let mut others: Vec<&str> = report.results.iter().map(|one| one.link.as_str()).collect();
     others.retain(|link| Some(*link) != report.main_link());
     others.sort_unstable();
@@ -153,12 +153,12 @@ fn other_links(report: &Report) -> Vec<&str> {
 
 /// What was measured over one link.
 struct Figures<'a> {
-    report: &'a Report,
+    report: &'a BenchReport,
     link: &'a str,
 }
 
 impl Figures<'_> {
-    fn of(&self, op: Op, kind: Kind, size: u64, path: MemoryPath) -> Option<f64> {
+    fn of(&self, op: Op, kind: CaseKind, size: u64, path: MemoryPath) -> Option<f64> {
         let wanted = |one: &&CaseOutcome| {
             (one.op, one.kind, one.size, one.qps, one.memory_path()) == (op, kind, size, 1, path)
                 && one.link == self.link
@@ -168,7 +168,7 @@ impl Figures<'_> {
     }
 
     /// Direct's figure, and the other's.
-    fn pair(&self, op: Op, kind: Kind, size: u64, other: MemoryPath) -> Option<(f64, f64)> {
+    fn pair(&self, op: Op, kind: CaseKind, size: u64, other: MemoryPath) -> Option<(f64, f64)> {
         let pair = self.of(op, kind, size, MemoryPath::Direct).zip(self.of(op, kind, size, other));
         pair.filter(|(_, other)| *other > 0.0)
     }
@@ -177,9 +177,9 @@ impl Figures<'_> {
     /// bandwidth.
     fn three(&self, other: MemoryPath) -> Vec<String> {
         let three = [
-            (Kind::Latency, 8, "latency of 8 B", "us"),
-            (Kind::Bandwidth, LONG, "one way, 1 MiB", "GB/s"),
-            (Kind::Bidirectional, LONG, "both ways, 1 MiB", "GB/s"),
+            (CaseKind::Latency, 8, "latency of 8 B", "us"),
+            (CaseKind::Bandwidth, LONG, "one way, 1 MiB", "GB/s"),
+            (CaseKind::Bidirectional, LONG, "both ways, 1 MiB", "GB/s"),
         ];
         let name = if other == MemoryPath::Naive { "naive staging" } else { "staged" };
         let lines = three.into_iter().filter_map(|(kind, size, what, unit)| {
@@ -196,12 +196,12 @@ impl Figures<'_> {
     }
 
     /// One share for each goal that can be rated.
-    fn shares(&self, op: Op) -> Vec<Share> {
+    fn shares(&self, op: Op) -> Vec<WorstShare> {
         let judged = GOALS.iter().filter_map(|goal| {
             let sizes = self.sizes(op, goal.kind).into_iter().filter(|size| goal.range.contains(size));
             let shares = sizes.filter_map(|size| {
                 let (direct, other) = self.pair(op, goal.kind, size, goal.other)?;
-                Some(Share { op, goal, size, share: direct / other })
+                Some(WorstShare { op, goal, size, share: direct / other })
             });
             // The worst one counts.
             shares.min_by(|a, b| {
@@ -212,7 +212,7 @@ impl Figures<'_> {
         judged.collect()
     }
 
-    fn sizes(&self, op: Op, kind: Kind) -> Vec<u64> {
+    fn sizes(&self, op: Op, kind: CaseKind) -> Vec<u64> {
         let of_it =
             |one: &&CaseOutcome| (one.op, one.kind, one.memory_path()) == (op, kind, MemoryPath::Direct);
         let mut sizes: Vec<u64> = self.report.results.iter().filter(of_it).map(|one| one.size).collect();

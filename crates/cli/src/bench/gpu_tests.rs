@@ -1,11 +1,11 @@
 //! Runs on GPU memory: what is planned, and what the report says, without a GPU.
 
 use super::args::BenchArgs;
-use super::case::{Amount, Case, Kind, Link, Memory, Op, Place};
+use super::case::{Amount, Case, CaseKind, Link, Memory, Op, Place};
 use super::counted::{Counted, Moved};
 use super::flow_tests::{Mock, example_machine, plan_of, try_run, world};
 use super::machine::GpuFacts;
-use super::model::{MemoryPath, Report};
+use super::model::{BenchReport, MemoryPath};
 use super::plan;
 use super::plan_error::PlanError;
 use super::udp_counters::UdpCounters;
@@ -44,7 +44,7 @@ fn facts(stand_in: bool) -> GpuFacts {
     }
 }
 
-fn gpu_report(args: &BenchArgs) -> Report {
+fn gpu_report(args: &BenchArgs) -> BenchReport {
     let counters = || Some(UdpCounters::default());
     let mut mock = Mock::new();
     let mut world = world(&mut mock, &counters);
@@ -53,7 +53,7 @@ fn gpu_report(args: &BenchArgs) -> Report {
     measure(&plan_of(args), &mut world).expect("the mock measures")
 }
 
-fn quick() -> Report {
+fn quick() -> BenchReport {
     gpu_report(&BenchArgs { quick: true, ..gpu_args() })
 }
 
@@ -65,23 +65,23 @@ fn the_plan_compares_writes_and_sweeps_the_rest() {
     };
     for place in [Place::Direct, Place::Staged, Place::Naive, Place::Host] {
         for size in [8, 512, 4096] {
-            assert_eq!(find(Op::Write, Kind::Latency, place, size), 1, "{place:?} {size}");
+            assert_eq!(find(Op::Write, CaseKind::Latency, place, size), 1, "{place:?} {size}");
         }
-        for kind in [Kind::Bandwidth, Kind::Bidirectional] {
+        for kind in [CaseKind::Bandwidth, CaseKind::Bidirectional] {
             for size in [1 << 20, 8 << 20] {
                 assert_eq!(find(Op::Write, kind, place, size), 1, "{place:?} {size}");
             }
         }
         for op in [Op::Read, Op::Send] {
             let compared = usize::from(place != Place::Naive);
-            for (kind, sizes) in [(Kind::Latency, [8, 4096]), (Kind::Bandwidth, [1 << 20, 8 << 20])] {
+            for (kind, sizes) in [(CaseKind::Latency, [8, 4096]), (CaseKind::Bandwidth, [1 << 20, 8 << 20])] {
                 assert_eq!(sizes.map(|size| find(op, kind, place, size)), [compared; 2], "{op} {place:?}");
             }
-            assert_eq!(find(op, Kind::Latency, place, 512), usize::from(place == Place::Direct));
+            assert_eq!(find(op, CaseKind::Latency, place, 512), usize::from(place == Place::Direct));
         }
     }
-    assert_eq!(find(Op::Write, Kind::GpuVisible, Place::Direct, 8), 1);
-    assert_eq!(find(Op::Write, Kind::GpuVisible, Place::Naive, 8), 0);
+    assert_eq!(find(Op::Write, CaseKind::GpuVisible, Place::Direct, 8), 1);
+    assert_eq!(find(Op::Write, CaseKind::GpuVisible, Place::Naive, 8), 0);
     let seconds: f64 = plan
         .cases
         .iter()
@@ -89,7 +89,7 @@ fn the_plan_compares_writes_and_sweeps_the_rest() {
         .sum();
     assert!(seconds < 70.0, "{seconds} s");
     // What is compared follows one another, so that all of it meets the same machine.
-    let at = plan.cases.iter().position(|c| c.place == Place::Staged && c.kind == Kind::Latency).unwrap();
+    let at = plan.cases.iter().position(|c| c.place == Place::Staged && c.kind == CaseKind::Latency).unwrap();
     let places: Vec<_> = plan.cases[at - 1..at + 3].iter().map(|c| (c.place, c.size)).collect();
     assert_eq!(places, [(Place::Direct, 8), (Place::Staged, 8), (Place::Naive, 8), (Place::Host, 8)]);
 }
@@ -105,8 +105,12 @@ fn another_link_is_shown_for_the_shares() {
     let more: Vec<_> = plan.cases[before..].iter().map(|c| (c.kind, c.size, c.place)).collect();
     let ways = [Place::Direct, Place::Staged, Place::Host];
     let of = |kind, size| ways.map(|place| (kind, size, place));
-    let wanted =
-        [(Kind::Latency, 8), (Kind::Latency, 4096), (Kind::Bandwidth, 1 << 20), (Kind::Bandwidth, 8 << 20)];
+    let wanted = [
+        (CaseKind::Latency, 8),
+        (CaseKind::Latency, 4096),
+        (CaseKind::Bandwidth, 1 << 20),
+        (CaseKind::Bandwidth, 8 << 20),
+    ];
     assert_eq!(more, wanted.map(|(kind, size)| of(kind, size)).concat());
     assert!(plan.cases[before..].iter().all(|c| c.over == Some(Link::Shm) && c.op == Op::Write));
 
@@ -148,7 +152,7 @@ fn two_links_must_differ_and_be_here() {
 fn what_was_typed_is_measured_in_every_way() {
     let typed = BenchArgs {
         op: vec![Op::Write],
-        kind: vec![Kind::Bandwidth],
+        kind: vec![CaseKind::Bandwidth],
         size: vec!["3K".parse().unwrap()],
         qps: vec![1, 4],
         ..gpu_args()
@@ -157,7 +161,9 @@ fn what_was_typed_is_measured_in_every_way() {
     let [direct, staged, naive, host] = [Place::Direct, Place::Staged, Place::Naive, Place::Host];
     assert_eq!(seen, [(direct, 1), (direct, 4), (staged, 1), (staged, 4), (naive, 1), (host, 1), (host, 4)]);
     let atomic = BenchArgs { op: vec![Op::Atomic], ..gpu_args() };
-    assert!(plan_of(&atomic).cases.iter().all(|c| c.kind == Kind::GpuVisible || c.place == Place::Direct));
+    assert!(
+        plan_of(&atomic).cases.iter().all(|c| c.kind == CaseKind::GpuVisible || c.place == Place::Direct)
+    );
 }
 
 #[test]
@@ -165,7 +171,7 @@ fn contradictions_about_gpu_memory_are_refused() {
     let refused = |args: &BenchArgs| plan::plan(args, None).unwrap_err();
     let waits = BenchArgs { wait: Some(super::case::Wait::Memory), ..gpu_args() };
     assert_eq!(refused(&waits), PlanError::WaitGpu);
-    let visible = BenchArgs { kind: vec![Kind::GpuVisible], ..BenchArgs::default() };
+    let visible = BenchArgs { kind: vec![CaseKind::GpuVisible], ..BenchArgs::default() };
     assert_eq!(refused(&visible), PlanError::VisibleNeedsGpu);
     let listens = BenchArgs { listen: Some(String::new()), ..gpu_args() };
     assert_eq!(refused(&listens), PlanError::ListenTakesNoCases("--memory"));

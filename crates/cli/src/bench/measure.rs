@@ -7,7 +7,7 @@ use nobounce::hard::LinkLayer;
 use nobounce::{ConnectOptions, Connection, Device, Mtu};
 
 use super::busy::cpu_seconds;
-use super::case::{Amount, Case, CaseResult, CpuUse, Interval, Kind, Link, Measure, Samples};
+use super::case::{Amount, Case, CaseKind, CaseResult, CpuUse, Interval, Link, Measure, Samples};
 use super::counted::{Counted, EndCounted};
 use super::drive::WINDOW;
 use super::exchange::{Step, Work, check_round, hear, hear_checked, hear_counted, hear_ready, say};
@@ -37,7 +37,7 @@ const CHECKED_ROUNDS: u32 = 2;
 const CHECKED_ROUNDS_HOST: u32 = 1;
 
 /// Our devices, and where the others are.
-pub(super) struct Ends {
+pub(super) struct OpenEnds {
     /// One, or the rails of every transfer.
     devices: Vec<Device>,
     target: String,
@@ -45,7 +45,7 @@ pub(super) struct Ends {
     child: Option<Child>,
 }
 
-impl Ends {
+impl OpenEnds {
     /// A peer that runs already.
     pub(super) fn far(devices: Vec<Device>, target: String) -> Self {
         Self { devices, target, child: None }
@@ -76,10 +76,10 @@ impl Ends {
 /// The asking end.
 pub(super) struct Bench {
     /// None only while it is made anew.
-    ends: Option<Ends>,
+    ends: Option<OpenEnds>,
     ours: PeerArgs,
     /// The same over another link, once it was asked for.
-    other: Option<(Link, Ends)>,
+    other: Option<(Link, OpenEnds)>,
     /// Rounds of a case in one pass.
     rounds: u64,
     /// Whether it is the first pass, in which messages are compared one by one.
@@ -89,7 +89,7 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub(super) fn new(ends: Ends, ours: PeerArgs, passes: u32) -> Self {
+    pub(super) fn new(ends: OpenEnds, ours: PeerArgs, passes: u32) -> Self {
         let (rounds, first_bytes) = (ROUNDS / u64::from(passes), FIRST_ROUND_BYTES / u64::from(passes));
         Self {
             ends: Some(ends),
@@ -101,14 +101,14 @@ impl Bench {
         }
     }
 
-    fn ends_for(&mut self, case: &Case) -> anyhow::Result<&Ends> {
+    fn ends_for(&mut self, case: &Case) -> anyhow::Result<&OpenEnds> {
         let Some(link) = case.over else {
             return self.ends.as_ref().context("cannot restart the two ends of the bench");
         };
         if self.other.as_ref().is_none_or(|(open, _)| *open != link) {
             self.other = None;
             let ours = PeerArgs { link: Some(link.name().to_owned()), ..self.ours.clone() };
-            self.other = Some((link, Ends::here(peer::open_all(&ours)?, &ours)?));
+            self.other = Some((link, OpenEnds::here(peer::open_all(&ours)?, &ours)?));
         }
         self.other.as_ref().map(|(_, ends)| ends).context("they were opened just now")
     }
@@ -122,8 +122,8 @@ impl Measure for Bench {
         (self.other, self.first_pass) = (None, false);
         let devices = peer::open_all(&self.ours)?;
         self.ends = Some(match far {
-            Some(target) => Ends::far(devices, target),
-            None => Ends::here(devices, &self.ours)?,
+            Some(target) => OpenEnds::far(devices, target),
+            None => OpenEnds::here(devices, &self.ours)?,
         });
         Ok(())
     }
@@ -145,7 +145,7 @@ impl Measure for Bench {
         let first = FIRST_ROUND.min(first_bytes / size.max(1)).max(2 * u64::from(case.qps));
         let warm = session.round(if let Amount::Iters(n) = case.amount { first.min(n) } else { first })?;
         let per_operation = warm.seconds / warm.messages.max(1) as f64;
-        let limit = if kind == Kind::GpuVisible { gpu_visible::MAX_ROUND } else { MAX_ROUND };
+        let limit = if kind == CaseKind::GpuVisible { gpu_visible::MAX_ROUND } else { MAX_ROUND };
         let plan: Vec<u64> = match case.amount {
             Amount::Iters(n) => (0..rounds).map(|i| n / rounds + u64::from(i < n % rounds)).collect(),
             Amount::Time(time) => {

@@ -83,7 +83,7 @@ use self::case::{Amount, CaseResult, Link, Measure, Memory};
 use self::expected::On;
 use self::machine::Machine;
 use self::measure::Bench;
-use self::model::{CaseOutcome, Report, SCHEMA};
+use self::model::{BenchReport, CaseOutcome, SCHEMA};
 use self::peer::PeerArgs;
 use self::plan::{Ends, Plan};
 use self::progress::Progress;
@@ -215,8 +215,8 @@ pub(crate) fn free_loopback() -> Option<String> {
 fn measurer(plan: &Plan, devices: Vec<Device>) -> anyhow::Result<Box<dyn Measure>> {
     let ours = device_of(plan);
     let ends = match &plan.ends {
-        Ends::Peer { host, port } => measure::Ends::far(devices, format!("{host}:{port}")),
-        _ => measure::Ends::here(devices, &ours)?,
+        Ends::Peer { host, port } => measure::OpenEnds::far(devices, format!("{host}:{port}")),
+        _ => measure::OpenEnds::here(devices, &ours)?,
     };
     Ok(Box::new(Bench::new(ends, ours, plan.passes)))
 }
@@ -315,7 +315,7 @@ fn run(plan: &Plan, world: &mut World<'_>, out: &mut dyn Write) -> anyhow::Resul
     Ok(verdict)
 }
 
-fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
+fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<BenchReport> {
     let begun = (world.cpu_time)();
     let before_all = raw(plan, world);
     let before = (world.counters)();
@@ -360,7 +360,7 @@ fn measure(plan: &Plan, world: &mut World<'_>) -> anyhow::Result<Report> {
             .map(|(result, tcp)| CaseOutcome::new(case, result, raw.as_ref(), tcp.as_ref()));
         results.extend(passes::merged(outcomes.collect::<Result<Vec<_>, _>>()?));
     }
-    Ok(Report {
+    Ok(BenchReport {
         schema: SCHEMA.to_owned(),
         machine: world.machine.clone(),
         command: world.command.clone(),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::case::{Case, CaseResult, CpuUse, Kind, Op, Samples, Wait};
+use super::case::{Case, CaseKind, CaseResult, CpuUse, Op, Samples, Wait};
 use super::counted::Counted;
 use super::machine::Machine;
 use super::numbers::{float, rounded};
@@ -22,7 +22,7 @@ pub(crate) const KEPT_SAMPLES: usize = 4096;
 
 /// One run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     /// Always [`SCHEMA`].
     pub(crate) schema: String,
     /// Where it ran. The host name is omitted on purpose: these files are shared.
@@ -59,7 +59,7 @@ pub(crate) struct CaseOutcome {
     /// The operation.
     pub(crate) op: Op,
     /// What was measured of it.
-    pub(crate) kind: Kind,
+    pub(crate) kind: CaseKind,
     /// Bytes in one message.
     pub(crate) size: u64,
     /// Queue pairs at work.
@@ -173,7 +173,7 @@ pub(crate) enum OutcomeError {
     },
 }
 
-impl Report {
+impl BenchReport {
     /// The link of its cases, except for those that say otherwise.
     pub(crate) fn main_link(&self) -> Option<&str> {
         self.results.first().map(|one| one.link.as_str())
@@ -197,7 +197,7 @@ impl CaseOutcome {
         let mut outcome = Self::empty(case, result);
         let no_samples = || OutcomeError::NoSamples { case: case.to_string() };
         match (&result.samples, case.kind) {
-            (Samples::Latency(samples), Kind::Latency | Kind::GpuVisible) => {
+            (Samples::Latency(samples), CaseKind::Latency | CaseKind::GpuVisible) => {
                 let found = Percentiles::of(samples).ok_or_else(no_samples)?;
                 outcome.min_us = Some(found.min);
                 outcome.p50_us = Some(found.p50);
@@ -210,18 +210,21 @@ impl CaseOutcome {
                 outcome.of_tcp = tcp.map(|tcp| found.p50 / (tcp.half_round_trip_us * passes));
                 outcome.raw_doubt = raw.and_then(Raw::latency_doubt);
             }
-            (Samples::Throughput(intervals), Kind::Bandwidth | Kind::Bidirectional | Kind::Rate) => {
+            (
+                Samples::Throughput(intervals),
+                CaseKind::Bandwidth | CaseKind::Bidirectional | CaseKind::Rate,
+            ) => {
                 let seconds: f64 = intervals.iter().map(|interval| interval.seconds).sum();
                 let messages: u64 = intervals.iter().map(|interval| interval.messages).sum();
                 if !(seconds > 0.0 && messages > 0) {
                     return Err(no_samples());
                 }
-                let unit = if case.kind == Kind::Rate { 1e6 } else { 1e9 / float(case.size) };
+                let unit = if case.kind == CaseKind::Rate { 1e6 } else { 1e9 / float(case.size) };
                 let kept = intervals.iter().filter(|interval| interval.seconds > 0.0);
                 outcome.samples =
                     kept.map(|interval| float(interval.messages) / interval.seconds / unit).collect();
                 let total = float(messages) / seconds / unit;
-                if case.kind == Kind::Rate {
+                if case.kind == CaseKind::Rate {
                     outcome.mops = Some(total);
                 } else {
                     outcome.gbytes_per_s = Some(total);
@@ -299,7 +302,7 @@ mod tests {
     use super::super::case::{Amount, Interval, Place};
     use super::*;
 
-    fn case(op: Op, kind: Kind, size: u64) -> Case {
+    fn case(op: Op, kind: CaseKind, size: u64) -> Case {
         let place = Place::Host;
         Case {
             op,
@@ -344,9 +347,10 @@ mod tests {
     fn latency_of_a_read_is_set_against_two_passes() {
         let samples = result(Samples::Latency(vec![6.0, 4.0, 8.0]));
         let write =
-            CaseOutcome::new(&case(Op::Write, Kind::Latency, 8), &samples, Some(&raw()), None).unwrap();
+            CaseOutcome::new(&case(Op::Write, CaseKind::Latency, 8), &samples, Some(&raw()), None).unwrap();
         assert_eq!((write.min_us, write.p50_us, write.of_raw), (Some(4.0), Some(6.0), Some(3.0)));
-        let read = CaseOutcome::new(&case(Op::Read, Kind::Latency, 8), &samples, Some(&raw()), None).unwrap();
+        let read =
+            CaseOutcome::new(&case(Op::Read, CaseKind::Latency, 8), &samples, Some(&raw()), None).unwrap();
         assert_eq!(read.of_raw, Some(1.5));
     }
 
@@ -356,12 +360,13 @@ mod tests {
             vec![Interval { seconds: 1.0, messages: 1000 }, Interval { seconds: 3.0, messages: 1000 }];
         let samples = result(Samples::Throughput(intervals));
         let found =
-            CaseOutcome::new(&case(Op::Write, Kind::Bandwidth, 1_000_000), &samples, Some(&raw()), None)
+            CaseOutcome::new(&case(Op::Write, CaseKind::Bandwidth, 1_000_000), &samples, Some(&raw()), None)
                 .unwrap();
         assert_eq!(found.gbytes_per_s, Some(0.5));
         assert_eq!(found.of_raw, Some(0.1));
         assert_eq!(found.samples, [1.0, 0.333333]);
-        let rate = CaseOutcome::new(&case(Op::Write, Kind::Rate, 8), &samples, Some(&raw()), None).unwrap();
+        let rate =
+            CaseOutcome::new(&case(Op::Write, CaseKind::Rate, 8), &samples, Some(&raw()), None).unwrap();
         assert_eq!((rate.mops, rate.of_raw, rate.gbytes_per_s), (Some(0.0005), None, None));
     }
 
@@ -371,12 +376,12 @@ mod tests {
         let busy = Raw { half_round_trip_us: 3600.0, ping_cpu_samples: vec![0.4], ..raw() };
         let samples = result(Samples::Latency(vec![4.0]));
         let latency =
-            CaseOutcome::new(&case(Op::Write, Kind::Latency, 8), &samples, Some(&busy), None).unwrap();
+            CaseOutcome::new(&case(Op::Write, CaseKind::Latency, 8), &samples, Some(&busy), None).unwrap();
         assert_eq!((latency.p50_us, latency.of_raw), (Some(4.0), None));
         assert!(latency.raw_doubt.unwrap().contains("40 % of the CPU"));
         let samples = result(Samples::Throughput(vec![Interval { seconds: 1.0, messages: 1000 }]));
         let stream =
-            CaseOutcome::new(&case(Op::Write, Kind::Bandwidth, 1_000_000), &samples, Some(&busy), None)
+            CaseOutcome::new(&case(Op::Write, CaseKind::Bandwidth, 1_000_000), &samples, Some(&busy), None)
                 .unwrap();
         assert_eq!((stream.of_raw, stream.raw_doubt), (Some(0.2), None), "the blast was fine");
     }
@@ -385,16 +390,17 @@ mod tests {
     fn what_is_no_result_is_refused() {
         let latency = result(Samples::Latency(vec![]));
         let of = |kind, result: &CaseResult| CaseOutcome::new(&case(Op::Write, kind, 8), result, None, None);
-        assert!(matches!(of(Kind::Latency, &latency), Err(OutcomeError::NoSamples { .. })));
-        assert!(matches!(of(Kind::Rate, &latency), Err(OutcomeError::WrongSamples { .. })));
+        assert!(matches!(of(CaseKind::Latency, &latency), Err(OutcomeError::NoSamples { .. })));
+        assert!(matches!(of(CaseKind::Rate, &latency), Err(OutcomeError::WrongSamples { .. })));
         let still = result(Samples::Throughput(vec![Interval { seconds: 0.0, messages: 9 }]));
-        assert!(matches!(of(Kind::Rate, &still), Err(OutcomeError::NoSamples { .. })));
+        assert!(matches!(of(CaseKind::Rate, &still), Err(OutcomeError::NoSamples { .. })));
     }
 
     #[test]
     fn absent_fields_are_absent_in_the_json() {
         let samples = result(Samples::Throughput(vec![Interval { seconds: 1.0, messages: 1 }]));
-        let found = CaseOutcome::new(&case(Op::Send, Kind::Bidirectional, 64), &samples, None, None).unwrap();
+        let found =
+            CaseOutcome::new(&case(Op::Send, CaseKind::Bidirectional, 64), &samples, None, None).unwrap();
         let json = serde_json::to_value(&found).unwrap();
         assert_eq!(json["kind"], "bidirectional");
         for absent in ["p50_us", "mops", "of_raw", "fault"] {

@@ -4,17 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::args::{BenchArgs, DEFAULT_PORT};
-use super::case::{Amount, Case, Kind, Link, Memory, Op, Place, TIME, Wait};
+use super::case::{Amount, Case, CaseKind, Link, Memory, Op, Place, TIME, Wait};
 use super::devices::Named;
 use super::gpu_plan;
 use super::passes;
 use super::plan_error::{MAX_QPS, MAX_REGISTERED, PlanError};
 
 const OPS: &[Op] = &[Op::Write, Op::Read, Op::Send];
-const KINDS: &[Kind] = &[Kind::Latency, Kind::Bandwidth, Kind::Bidirectional, Kind::Rate];
+const KINDS: &[CaseKind] = &[CaseKind::Latency, CaseKind::Bandwidth, CaseKind::Bidirectional, CaseKind::Rate];
 /// What several devices together do.
 const RAIL_OPS: &[Op] = &[Op::Write, Op::Read];
-const RAIL_KINDS: &[Kind] = &[Kind::Bandwidth];
+const RAIL_KINDS: &[CaseKind] = &[CaseKind::Bandwidth];
 const RAIL_SIZES: [u64; 4] = [64 << 10, 1 << 20, 8 << 20, 64 << 20];
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 const SIZES: [u64; 9] = [1, 8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20];
@@ -247,12 +247,12 @@ fn cases(args: &BenchArgs, devices: &Named) -> Result<Vec<Case>, PlanError> {
         for op in &ops {
             for size in sizes_of(*op, *kind, &typed_sizes, args.quick) {
                 // Latency is one operation at a time: further queue pairs would only idle.
-                let counts: &[u32] = if *kind == Kind::Latency { &[1] } else { &qps };
+                let counts: &[u32] = if *kind == CaseKind::Latency { &[1] } else { &qps };
                 for count in counts {
                     if u64::from(*count) * size > MAX_REGISTERED {
                         return Err(PlanError::Registered { qps: *count, size });
                     }
-                    let spins = *op == Op::Write && *kind == Kind::Latency;
+                    let spins = *op == Op::Write && *kind == CaseKind::Latency;
                     let wait = if spins { args.wait.unwrap_or(Wait::Cq) } else { Wait::Cq };
                     let amount =
                         headline(*op, *kind, size).filter(|_| amount == Amount::Time(TIME)).unwrap_or(amount);
@@ -275,7 +275,7 @@ fn cases(args: &BenchArgs, devices: &Named) -> Result<Vec<Case>, PlanError> {
     // The plain run also shows that many queue pairs together keep up with one.
     let plain = args.op.is_empty() && args.kind.is_empty() && typed_sizes.is_empty() && args.qps.is_empty();
     if plain {
-        let (op, kind, size) = (Op::Write, Kind::Bandwidth, 1 << 20);
+        let (op, kind, size) = (Op::Write, CaseKind::Bandwidth, 1 << 20);
         let after = cases.iter().rposition(|case| (case.op, case.kind) == (op, kind)).map_or(0, |at| at + 1);
         let amount = if args.quick { amount } else { headline(op, kind, size).unwrap_or(amount) };
         let place = Place::Host;
@@ -294,9 +294,11 @@ fn usual_passes(args: &BenchArgs, devices: &Named) -> u32 {
 }
 
 /// How long the headline figures are measured.
-fn headline(op: Op, kind: Kind, size: u64) -> Option<Amount> {
-    let judged =
-        matches!((op, kind, size), (Op::Write, Kind::Latency, 8) | (Op::Write, Kind::Bandwidth, 0x10_0000));
+fn headline(op: Op, kind: CaseKind, size: u64) -> Option<Amount> {
+    let judged = matches!(
+        (op, kind, size),
+        (Op::Write, CaseKind::Latency, 8) | (Op::Write, CaseKind::Bandwidth, 0x10_0000)
+    );
     judged.then_some(Amount::Time(HEADLINE_TIME))
 }
 
@@ -304,7 +306,7 @@ fn headline(op: Op, kind: Kind, size: u64) -> Option<Amount> {
 fn refuse_contradictions(
     args: &BenchArgs,
     ops: &[Op],
-    kinds: &[Kind],
+    kinds: &[CaseKind],
     qps: &[u32],
     sizes: &[u64],
 ) -> Result<(), PlanError> {
@@ -312,18 +314,18 @@ fn refuse_contradictions(
     if only_atomic && !sizes.is_empty() && sizes != [8] {
         return Err(PlanError::AtomicSize);
     }
-    let bulk = |kind: &&Kind| matches!(kind, Kind::Bandwidth | Kind::Bidirectional);
+    let bulk = |kind: &&CaseKind| matches!(kind, CaseKind::Bandwidth | CaseKind::Bidirectional);
     if only_atomic && let Some(kind) = args.kind.iter().find(bulk) {
         return Err(PlanError::AtomicKind(*kind));
     }
-    let write_latency = ops.contains(&Op::Write) && kinds.contains(&Kind::Latency);
+    let write_latency = ops.contains(&Op::Write) && kinds.contains(&CaseKind::Latency);
     if args.wait.is_some_and(Wait::is_on_memory) && !write_latency {
         return Err(PlanError::WaitMemory);
     }
     if args.wait.is_some_and(Wait::is_on_memory) && args.memory == Some(Memory::Gpu) {
         return Err(PlanError::WaitGpu);
     }
-    if args.memory != Some(Memory::Gpu) && kinds.contains(&Kind::GpuVisible) {
+    if args.memory != Some(Memory::Gpu) && kinds.contains(&CaseKind::GpuVisible) {
         return Err(PlanError::VisibleNeedsGpu);
     }
     if args.wait.is_some_and(Wait::is_on_memory) && sizes.contains(&0) {
@@ -338,16 +340,16 @@ fn refuse_contradictions(
     Ok(())
 }
 
-fn sizes_of(op: Op, kind: Kind, typed: &[u64], quick: bool) -> Vec<u64> {
-    let bulk = matches!(kind, Kind::Bandwidth | Kind::Bidirectional);
+fn sizes_of(op: Op, kind: CaseKind, typed: &[u64], quick: bool) -> Vec<u64> {
+    let bulk = matches!(kind, CaseKind::Bandwidth | CaseKind::Bidirectional);
     match (op, kind) {
         (Op::Atomic, _) if bulk => Vec::new(),
         (Op::Atomic, _) => vec![8],
         _ if !typed.is_empty() => typed.iter().copied().filter(|size| *size > 0 || !bulk).collect(),
-        (_, Kind::Rate) => vec![RATE_SIZE],
-        (_, Kind::Latency) if quick => QUICK_LATENCY_SIZES.to_vec(),
-        (_, Kind::Bandwidth) if quick => QUICK_BANDWIDTH_SIZES.to_vec(),
-        (_, Kind::Bidirectional) if quick => vec![1 << 20],
+        (_, CaseKind::Rate) => vec![RATE_SIZE],
+        (_, CaseKind::Latency) if quick => QUICK_LATENCY_SIZES.to_vec(),
+        (_, CaseKind::Bandwidth) if quick => QUICK_BANDWIDTH_SIZES.to_vec(),
+        (_, CaseKind::Bidirectional) if quick => vec![1 << 20],
         _ => SIZES.to_vec(),
     }
 }

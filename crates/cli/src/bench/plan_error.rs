@@ -1,6 +1,6 @@
 //! Why the arguments of a bench make no plan.
 
-use super::case::Kind;
+use super::case::CaseKind;
 use crate::size::Bytes;
 
 /// Queue pairs one case may use.
@@ -38,7 +38,7 @@ pub(crate) enum PlanError {
     AtomicSize,
     /// Atomics move no bulk data.
     #[error("--op atomic has no {0}; use --kind latency or --kind rate")]
-    AtomicKind(Kind),
+    AtomicKind(CaseKind),
     /// A READ's arrival is not visible in memory, and neither is a SEND before its completion.
     #[error(
         "--wait memory and --wait perftest need write latency; add --op write --kind latency, or use --wait cq"

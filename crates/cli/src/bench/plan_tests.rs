@@ -52,7 +52,7 @@ fn the_default_covers_the_range_and_leaves_time_for_verification() {
     assert_eq!(plan.ends, Ends::Here);
     assert_eq!((plan.loss, plan.tolerance, plan.seed), (0.0, 0.10, 1));
     for op in [Op::Write, Op::Read, Op::Send] {
-        for kind in [Kind::Latency, Kind::Bandwidth, Kind::Bidirectional] {
+        for kind in [CaseKind::Latency, CaseKind::Bandwidth, CaseKind::Bidirectional] {
             let sizes: Vec<u64> = plan
                 .cases
                 .iter()
@@ -61,7 +61,7 @@ fn the_default_covers_the_range_and_leaves_time_for_verification() {
                 .collect();
             assert_eq!(sizes, SIZES, "{op} {kind}");
         }
-        assert!(plan.cases.iter().any(|c| (c.op, c.kind, c.size) == (op, Kind::Rate, 8)));
+        assert!(plan.cases.iter().any(|c| (c.op, c.kind, c.size) == (op, CaseKind::Rate, 8)));
     }
     assert!(plan.cases.iter().any(|c| (c.op, c.size, c.qps) == (Op::Write, 1 << 20, 64)));
     assert!(measuring_time(&plan) < Duration::from_secs(45), "{:?}", measuring_time(&plan));
@@ -72,7 +72,7 @@ fn quick_is_quick_and_keeps_the_criteria() {
     let plan = typed("--quick").unwrap();
     assert!(measuring_time(&plan) < Duration::from_secs(6), "{:?}", measuring_time(&plan));
     let has = |kind, size| plan.cases.iter().any(|c| (c.op, c.kind, c.size) == (Op::Write, kind, size));
-    assert!(has(Kind::Latency, 8) && has(Kind::Bandwidth, 1 << 20));
+    assert!(has(CaseKind::Latency, 8) && has(CaseKind::Bandwidth, 1 << 20));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn what_was_typed_is_what_is_measured() {
 #[test]
 fn latency_uses_one_queue_pair_even_when_others_use_more() {
     let plan = typed("--op write --size 8 --qps 64").unwrap();
-    assert!(plan.cases.iter().all(|c| c.qps == if c.kind == Kind::Latency { 1 } else { 64 }));
+    assert!(plan.cases.iter().all(|c| c.qps == if c.kind == CaseKind::Latency { 1 } else { 64 }));
     assert_eq!(typed("--kind latency --qps 64"), Err(PlanError::LatencyQps));
 }
 
@@ -100,7 +100,7 @@ fn latency_uses_one_queue_pair_even_when_others_use_more() {
 fn waiting_on_memory_is_for_write_latency() {
     let plan = typed("--wait memory --size 8").unwrap();
     for case in &plan.cases {
-        let spins = case.op == Op::Write && case.kind == Kind::Latency;
+        let spins = case.op == Op::Write && case.kind == CaseKind::Latency;
         assert_eq!(case.wait == Wait::Memory, spins, "{case}");
     }
     let as_perftest = typed("--wait perftest --op write --kind latency --size 8").unwrap();
@@ -115,16 +115,18 @@ fn waiting_on_memory_is_for_write_latency() {
 fn atomics_have_one_size_and_no_bandwidth() {
     let plan = typed("--op atomic").unwrap();
     let seen: Vec<_> = plan.cases.iter().map(|c| (c.kind, c.size)).collect();
-    assert_eq!(seen, [(Kind::Latency, 8), (Kind::Rate, 8)]);
+    assert_eq!(seen, [(CaseKind::Latency, 8), (CaseKind::Rate, 8)]);
     assert_eq!(typed("--op atomic --size 64"), Err(PlanError::AtomicSize));
-    assert_eq!(typed("--op atomic --kind bandwidth"), Err(PlanError::AtomicKind(Kind::Bandwidth)));
+    assert_eq!(typed("--op atomic --kind bandwidth"), Err(PlanError::AtomicKind(CaseKind::Bandwidth)));
     // Together with others the sizes are theirs.
     assert!(typed("--op atomic,write --size 64").is_ok());
 }
 
 #[test]
 fn empty_messages_have_a_latency_and_no_bandwidth() {
-    assert!(typed("--size 0").unwrap().cases.iter().all(|c| matches!(c.kind, Kind::Latency | Kind::Rate)));
+    assert!(
+        typed("--size 0").unwrap().cases.iter().all(|c| matches!(c.kind, CaseKind::Latency | CaseKind::Rate))
+    );
     assert_eq!(typed("--size 0 --kind bandwidth"), Err(PlanError::EmptyBandwidth));
 }
 
@@ -176,7 +178,7 @@ fn listening_serves_what_the_other_side_asks_for() {
 #[test]
 fn several_devices_are_rails_for_large_writes_and_reads() {
     let plan = typed("--device mlx5_0,mlx5_1").unwrap();
-    assert!(plan.cases.iter().all(|c| c.kind == Kind::Bandwidth && c.qps == 1 && c.op != Op::Send));
+    assert!(plan.cases.iter().all(|c| c.kind == CaseKind::Bandwidth && c.qps == 1 && c.op != Op::Send));
     let sizes = |op| plan.cases.iter().filter(|c| c.op == op).map(|c| c.size).collect::<Vec<_>>();
     assert_eq!((sizes(Op::Write), sizes(Op::Read)), (RAIL_SIZES.to_vec(), RAIL_SIZES.to_vec()));
     let on_gpu = typed("--device mlx5_0,mlx5_1 --memory gpu --size 8M").unwrap();

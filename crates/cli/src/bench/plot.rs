@@ -9,9 +9,9 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::axis::{Axis, size_label};
-use super::case::{Kind, Op, Wait};
+use super::case::{CaseKind, Op, Wait};
 use super::gpu_plot;
-use super::model::{CaseOutcome, Report};
+use super::model::{BenchReport, CaseOutcome};
 use super::numbers::{figure, float};
 use super::plot_line::{Line, line};
 
@@ -37,7 +37,7 @@ pub(crate) enum PlotError {
 }
 
 /// Draws a run.
-pub(crate) fn svg(report: &Report) -> Result<String, PlotError> {
+pub(crate) fn svg(report: &BenchReport) -> Result<String, PlotError> {
     let panels: Vec<Panel> = [latency(report), bandwidth(report)].into_iter().flatten().collect();
     picture(gpu_plot::title(report), &subtitle(report), &panels)
 }
@@ -68,7 +68,7 @@ fn drawn(error: impl std::fmt::Display) -> PlotError {
     PlotError::Draw(error.to_string())
 }
 
-fn subtitle(report: &Report) -> String {
+fn subtitle(report: &BenchReport) -> String {
     let loss = report.loss.map_or(String::new(), |loss| format!(", {} % loss", loss * 100.0));
     let link = report.main_link().map_or(String::new(), |link| format!(", over {link}"));
     format!("{} · {}{link}{loss}", report.machine, report.started)
@@ -85,12 +85,12 @@ pub(crate) struct Panel {
     pub(crate) legend: SeriesLabelPosition,
 }
 
-fn latency(report: &Report) -> Option<Panel> {
+fn latency(report: &BenchReport) -> Option<Panel> {
     let mut lines = if report.machine.gpu.is_some() { gpu_plot::latency(report) } else { Vec::new() };
-    let series = if lines.is_empty() { series(report, Kind::Latency) } else { Vec::new() };
+    let series = if lines.is_empty() { series(report, CaseKind::Latency) } else { Vec::new() };
     for (op, wait, qps) in series {
         let chosen =
-            |one: &CaseOutcome| (one.op, one.wait, one.qps, one.kind) == (op, wait, qps, Kind::Latency);
+            |one: &CaseOutcome| (one.op, one.wait, one.qps, one.kind) == (op, wait, qps, CaseKind::Latency);
         let name = format!("{op}{}", wait.words());
         let p50 = |one: &CaseOutcome| one.p50_us.filter(|_| chosen(one));
         let p99 = |one: &CaseOutcome| one.p99_us.filter(|_| chosen(one));
@@ -105,10 +105,12 @@ fn latency(report: &Report) -> Option<Panel> {
     (!lines.is_empty()).then_some(Panel { title: "Latency", unit: "µs", lines, raw, legend })
 }
 
-fn bandwidth(report: &Report) -> Option<Panel> {
+fn bandwidth(report: &BenchReport) -> Option<Panel> {
     let mut lines = if report.machine.gpu.is_some() { gpu_plot::bandwidth(report) } else { Vec::new() };
     let plain = lines.is_empty();
-    for (kind, strong, label) in [(Kind::Bandwidth, true, ""), (Kind::Bidirectional, false, " both ways")] {
+    for (kind, strong, label) in
+        [(CaseKind::Bandwidth, true, ""), (CaseKind::Bidirectional, false, " both ways")]
+    {
         for (op, wait, qps) in series(report, kind).into_iter().filter(|_| plain) {
             let chosen = |one: &CaseOutcome| (one.op, one.wait, one.qps, one.kind) == (op, wait, qps, kind);
             let name = if qps > 1 { format!("{op}{label}, {qps} QPs") } else { format!("{op}{label}") };
@@ -126,7 +128,7 @@ fn bandwidth(report: &Report) -> Option<Panel> {
     (!lines.is_empty()).then_some(Panel { title: "Bandwidth", unit: "GB/s", lines, raw, legend })
 }
 
-fn series(report: &Report, kind: Kind) -> Vec<(Op, Wait, u32)> {
+fn series(report: &BenchReport, kind: CaseKind) -> Vec<(Op, Wait, u32)> {
     let mut found = Vec::new();
     for one in report.results.iter().filter(|one| one.kind == kind) {
         let key = (one.op, one.wait, one.qps);

@@ -2,7 +2,7 @@
 
 use plotters::style::RGBColor;
 
-use super::model::{CaseOutcome, Report};
+use super::model::{BenchReport, CaseOutcome};
 
 /// A named curve.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Line {
 
 /// The curve of a figure over the results on the main link, or none without a point.
 pub(super) fn line(
-    report: &Report,
+    report: &BenchReport,
     name: String,
     color: RGBColor,
     strong: bool,

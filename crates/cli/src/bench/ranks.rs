@@ -114,9 +114,9 @@ fn text(pipe: Option<impl std::io::Read>) -> String {
 }
 
 /// A process that does not outlive this one's interest in it.
-struct Rank(Child);
+struct RankProcess(Child);
 
-impl Drop for Rank {
+impl Drop for RankProcess {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.0.kill();
@@ -124,7 +124,7 @@ impl Drop for Rank {
     }
 }
 
-fn start(rank: u32, link: &str, meet: SocketAddr, arguments: &[String]) -> anyhow::Result<Rank> {
+fn start(rank: u32, link: &str, meet: SocketAddr, arguments: &[String]) -> anyhow::Result<RankProcess> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(program);
     command
@@ -137,5 +137,5 @@ fn start(rank: u32, link: &str, meet: SocketAddr, arguments: &[String]) -> anyho
     if let Some(address) = free_loopback() {
         command.env(ADDR, address);
     }
-    command.spawn().map(Rank).with_context(|| format!("cannot start rank {rank}"))
+    command.spawn().map(RankProcess).with_context(|| format!("cannot start rank {rank}"))
 }

@@ -3,8 +3,8 @@
 use anyhow::ensure;
 use nobounce::Connection;
 
-use super::case::{Kind, Op, Place};
-use super::drive::End;
+use super::case::{CaseKind, Op, Place};
+use super::drive::CaseEnd;
 use super::exchange::{Work, exchange_regions};
 use super::gpu;
 use super::gpu_naive::Naive;
@@ -21,7 +21,7 @@ pub(super) fn open<'a>(
     asks: bool,
     refuse: impl FnOnce(&anyhow::Error),
 ) -> anyhow::Result<Box<dyn Side + 'a>> {
-    if work.kind == Kind::GpuVisible {
+    if work.kind == CaseKind::GpuVisible {
         let visible = Visible::new(connection, work, asks).inspect_err(refuse)?;
         return Ok(Box::new(visible.connect()?));
     }
@@ -37,34 +37,35 @@ pub(super) fn open<'a>(
     // serving end writes back (bidirectional, or a WRITE ping-pong).
     let (served, asking) =
         if asks { (peer.closed, ring.region.is_closed()) } else { (ring.region.is_closed(), peer.closed) };
-    let answers = work.kind == Kind::Bidirectional || (work.kind == Kind::Latency && work.op == Op::Write);
+    let answers =
+        work.kind == CaseKind::Bidirectional || (work.kind == CaseKind::Latency && work.op == Op::Write);
     ensure!(work.op == Op::Send || !(served || answers && asking), nobounce::PostError::RemoteClosed);
-    Ok(Box::new(End { connection, ring, peer, work, asks }))
+    Ok(Box::new(CaseEnd { connection, ring, peer, work, asks }))
 }
 
-impl End<'_> {
+impl CaseEnd<'_> {
     /// Waiting on memory uses one slot, and its last byte to count.
     fn is_on_memory(&self) -> bool {
-        self.work.wait.is_on_memory() && self.work.kind == Kind::Latency
+        self.work.wait.is_on_memory() && self.work.kind == CaseKind::Latency
     }
 }
 
-impl Side for End<'_> {
+impl Side for CaseEnd<'_> {
     fn prepare(&self, round: Round) -> anyhow::Result<()> {
         self.ring.prepare(round)
     }
 
     fn timed(&self, Round { messages, .. }: Round) -> anyhow::Result<Timed> {
         match self.work.kind {
-            Kind::Latency | Kind::GpuVisible => {
+            CaseKind::Latency | CaseKind::GpuVisible => {
                 let is_half = matches!(self.work.op, Op::Write | Op::Send);
                 Ok(Timed::of_latencies(self.latency(messages)?, is_half))
             }
-            Kind::Bidirectional => {
+            CaseKind::Bidirectional => {
                 let seconds = self.stream(messages, messages)?;
                 Ok(Timed { seconds, messages: 2 * messages, latencies: Vec::new() })
             }
-            Kind::Bandwidth | Kind::Rate => {
+            CaseKind::Bandwidth | CaseKind::Rate => {
                 let (sends, receives) = if self.asks { (messages, 0) } else { (0, messages) };
                 Ok(Timed { seconds: self.stream(sends, receives)?, messages, latencies: Vec::new() })
             }
@@ -73,13 +74,13 @@ impl Side for End<'_> {
 
     fn check(&self, round: Round) -> Result<(), String> {
         let (Work { op, kind, .. }, messages) = (self.work, round.messages);
-        let both = kind == Kind::Bidirectional;
+        let both = kind == CaseKind::Bidirectional;
         let arrived = match op {
             Op::Atomic if self.asks && round.checked => return check_answers(self, messages),
             Op::Atomic => return check_counter(self, messages),
             Op::Read if self.asks || both => messages,
             Op::Read => 0,
-            Op::Write | Op::Send if !self.asks || both || kind == Kind::Latency => messages,
+            Op::Write | Op::Send if !self.asks || both || kind == CaseKind::Latency => messages,
             Op::Write | Op::Send => 0,
         };
         let on_memory = self.is_on_memory();
@@ -101,7 +102,7 @@ impl Side for End<'_> {
 }
 
 /// Each response is a distinct number: the counter's value before one of the increments.
-fn check_answers(end: &End<'_>, messages: u64) -> Result<(), String> {
+fn check_answers(end: &CaseEnd<'_>, messages: u64) -> Result<(), String> {
     let answer =
         |message| end.ring.region.read_u64(end.ring.target(message)).map_err(|error| error.to_string());
     let mut found = (0..messages).map(answer).collect::<Result<Vec<_>, _>>()?;
@@ -118,7 +119,7 @@ fn check_answers(end: &End<'_>, messages: u64) -> Result<(), String> {
 }
 
 /// The counter started as a word of guard bytes and was incremented once per message.
-fn check_counter(end: &End<'_>, messages: u64) -> Result<(), String> {
+fn check_counter(end: &CaseEnd<'_>, messages: u64) -> Result<(), String> {
     if end.asks {
         return Ok(());
     }

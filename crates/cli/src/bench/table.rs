@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
-use super::case::{Kind, Op, Wait};
+use super::case::{CaseKind, Op, Wait};
 use super::gpu_summary;
-use super::model::{CaseOutcome, Report};
+use super::model::{BenchReport, CaseOutcome};
 use super::numbers::figure;
 use super::stats::{mad, median};
 use crate::size::Bytes;
@@ -18,7 +18,7 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::new('─
 const UNSTEADY: f64 = 0.15;
 
 /// Everything that is printed about a run.
-pub(crate) fn render(report: &Report) -> String {
+pub(crate) fn render(report: &BenchReport) -> String {
     let mut text = format!("{}\n", report.machine);
     if let Some(gpu) = &report.machine.gpu {
         let _ = writeln!(text, "path of GPU memory: {}", gpu.paths);
@@ -65,8 +65,8 @@ pub(crate) fn render(report: &Report) -> String {
     text
 }
 
-fn latency(report: &Report) -> Option<String> {
-    let rows = rows(report, &[Kind::Latency, Kind::GpuVisible]);
+fn latency(report: &BenchReport) -> Option<String> {
+    let rows = rows(report, &[CaseKind::Latency, CaseKind::GpuVisible]);
     let share = yardstick(report, "x");
     let mut table = table(&[
         "latency",
@@ -95,8 +95,8 @@ fn latency(report: &Report) -> Option<String> {
 }
 
 /// One-way and two-way figures of the same case share a row.
-fn bandwidth(report: &Report) -> Option<String> {
-    let rows = rows(report, &[Kind::Bandwidth, Kind::Bidirectional]);
+fn bandwidth(report: &BenchReport) -> Option<String> {
+    let rows = rows(report, &[CaseKind::Bandwidth, CaseKind::Bidirectional]);
     let share = yardstick(report, "of");
     let mut table = table(&[
         "bandwidth",
@@ -119,7 +119,7 @@ fn bandwidth(report: &Report) -> Option<String> {
             continue;
         }
         let of = |kind| rows.iter().find(|other| other.kind == kind && key(other) == this);
-        let pair = [of(Kind::Bandwidth), of(Kind::Bidirectional)];
+        let pair = [of(CaseKind::Bandwidth), of(CaseKind::Bidirectional)];
         shown.push(this);
         let mut cells = vec![name(report, one), Bytes(one.size).to_string(), one.qps.to_string()];
         for outcome in pair {
@@ -134,8 +134,8 @@ fn bandwidth(report: &Report) -> Option<String> {
     (!rows.is_empty()).then(|| table.trim_fmt())
 }
 
-fn rate(report: &Report) -> Option<String> {
-    let rows = rows(report, &[Kind::Rate]);
+fn rate(report: &BenchReport) -> Option<String> {
+    let rows = rows(report, &[CaseKind::Rate]);
     let mut table = table(&["message rate", "size", "QPs", "Mmsg/s", "CPU s/Mop", "bytes"]);
     for one in &rows {
         let mut cells = vec![name(report, one), Bytes(one.size).to_string(), one.qps.to_string()];
@@ -147,16 +147,16 @@ fn rate(report: &Report) -> Option<String> {
 }
 
 /// What figures are set against.
-fn yardstick(report: &Report, word: &str) -> String {
+fn yardstick(report: &BenchReport, word: &str) -> String {
     format!("{word} {}", if report.tcp.is_some() { "tcp" } else { "raw" })
 }
 
-fn share_of(report: &Report, one: &CaseOutcome) -> Option<f64> {
+fn share_of(report: &BenchReport, one: &CaseOutcome) -> Option<f64> {
     if report.tcp.is_some() { one.of_tcp } else { one.of_raw }
 }
 
 /// Which link the figures are of.
-fn links(report: &Report) -> Option<String> {
+fn links(report: &BenchReport) -> Option<String> {
     let main = report.main_link()?;
     let words = match main {
         "shm" => "shm, shared memory between processes of one machine",
@@ -170,13 +170,13 @@ fn links(report: &Report) -> Option<String> {
 
 /// The name of a row: with its link, if it differs from the first one's. In a run about GPU memory,
 /// also with memory and path.
-fn name(report: &Report, one: &CaseOutcome) -> String {
+fn name(report: &BenchReport, one: &CaseOutcome) -> String {
     let name = kind_of_row(report, one);
     if report.main_link() == Some(one.link.as_str()) { name } else { format!("{name}, {}", one.link) }
 }
 
-fn kind_of_row(report: &Report, one: &CaseOutcome) -> String {
-    let what = if one.kind == Kind::GpuVisible { "gpu-visible".to_owned() } else { one.op.to_string() };
+fn kind_of_row(report: &BenchReport, one: &CaseOutcome) -> String {
+    let what = if one.kind == CaseKind::GpuVisible { "gpu-visible".to_owned() } else { one.op.to_string() };
     match &report.machine.gpu {
         None => what,
         Some(_) if one.memory == "stand-in" => format!("{what}, stand-in {}", one.memory_path()),
@@ -184,7 +184,7 @@ fn kind_of_row(report: &Report, one: &CaseOutcome) -> String {
     }
 }
 
-fn rows<'a>(report: &'a Report, kinds: &[Kind]) -> Vec<&'a CaseOutcome> {
+fn rows<'a>(report: &'a BenchReport, kinds: &[CaseKind]) -> Vec<&'a CaseOutcome> {
     report.results.iter().filter(|one| kinds.contains(&one.kind)).collect()
 }
 
@@ -215,7 +215,7 @@ fn optional(value: Option<f64>) -> String {
 }
 
 /// One line for each thing worth remembering.
-pub(crate) fn verdicts(report: &Report) -> Vec<String> {
+pub(crate) fn verdicts(report: &BenchReport) -> Vec<String> {
     let mut lines = if report.machine.gpu.is_some() { gpu_summary::lines(report) } else { headlines(report) };
     if let Some(counted) = &report.kernel_udp {
         let (sent, received) = counted.moved();
@@ -242,7 +242,7 @@ pub(crate) fn verdicts(report: &Report) -> Vec<String> {
 }
 
 /// The headline figures of a run on host memory.
-fn headlines(report: &Report) -> Vec<String> {
+fn headlines(report: &BenchReport) -> Vec<String> {
     let mut lines = Vec::new();
     let judged = |kind, size| {
         let wanted =
@@ -250,11 +250,12 @@ fn headlines(report: &Report) -> Vec<String> {
         report.results.iter().filter(wanted)
     };
     let over = |one: &CaseOutcome| format!("over {}", one.link);
-    for (one, speed) in judged(Kind::Bandwidth, 1 << 20).filter_map(|one| Some((one, one.gbytes_per_s?))) {
+    for (one, speed) in judged(CaseKind::Bandwidth, 1 << 20).filter_map(|one| Some((one, one.gbytes_per_s?)))
+    {
         let share = share(one, "of");
         lines.push(format!("write 1 MiB {}: {} GB/s{share}", over(one), figure(speed)));
     }
-    for (one, p50) in judged(Kind::Latency, 8).filter_map(|one| Some((one, one.p50_us?))) {
+    for (one, p50) in judged(CaseKind::Latency, 8).filter_map(|one| Some((one, one.p50_us?))) {
         let share = share(one, "x");
         lines.push(format!(
             "write 8 B latency {}, waiting on {}: {} us{share}",
@@ -263,7 +264,7 @@ fn headlines(report: &Report) -> Vec<String> {
             figure(p50)
         ));
     }
-    let many = report.on_main_link().filter(|one| one.kind == Kind::Bandwidth && one.qps > 1);
+    let many = report.on_main_link().filter(|one| one.kind == CaseKind::Bandwidth && one.qps > 1);
     for many in many {
         let single = report
             .on_main_link()
@@ -289,7 +290,7 @@ fn share(one: &CaseOutcome, word: &str) -> String {
 }
 
 /// Warns if the figures drifted during the run: a comparison then means little.
-fn unsteady(report: &Report) -> Option<String> {
+fn unsteady(report: &BenchReport) -> Option<String> {
     let spread =
         |samples: &[f64]| mad(samples).zip(median(samples)).map_or(0.0, |(mad, middle)| mad / middle);
     let raw = report.raw.as_ref().is_some_and(|raw| {
@@ -327,7 +328,7 @@ mod tests {
         let judged = |one: &CaseOutcome| {
             one.op == Op::Write
                 && one.qps == 1
-                && matches!((one.kind, one.size), (Kind::Latency, 8) | (Kind::Bandwidth, 0x10_0000))
+                && matches!((one.kind, one.size), (CaseKind::Latency, 8) | (CaseKind::Bandwidth, 0x10_0000))
         };
         let udp: Vec<CaseOutcome> = report.results.iter().filter(|one| judged(one)).cloned().collect();
         assert_eq!(udp.len(), 2);
@@ -351,7 +352,8 @@ mod tests {
         let mut report = sample_report();
         assert_eq!(unsteady(&report), None);
         report.raw.as_mut().unwrap().gbytes_per_s_samples = vec![2.0, 4.0, 6.0];
-        report.results.iter_mut().find(|one| one.kind == Kind::Rate).unwrap().samples = vec![1.0, 2.0, 3.0];
+        report.results.iter_mut().find(|one| one.kind == CaseKind::Rate).unwrap().samples =
+            vec![1.0, 2.0, 3.0];
         assert!(unsteady(&report).unwrap().starts_with("unsteady: plain UDP and 1 case varied"));
     }
 
@@ -362,7 +364,7 @@ mod tests {
         let raw = report.raw.as_mut().unwrap();
         raw.ping_cpu_samples = vec![0.4];
         let doubt = raw.latency_doubt();
-        for one in report.results.iter_mut().filter(|one| one.kind == Kind::Latency) {
+        for one in report.results.iter_mut().filter(|one| one.kind == CaseKind::Latency) {
             (one.of_raw, one.raw_doubt) = (None, doubt.clone());
         }
         let text = render(&report);

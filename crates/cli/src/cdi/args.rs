@@ -18,13 +18,13 @@ pub(crate) struct CdiArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CdiCommand {
-    Generate(GenerateArgs),
+    Generate(CdiGenerateArgs),
     Check(CheckArgs),
 }
 
 /// Write a file that container engines take: devices nb0, nb1, ... and all of kind nobounce.dev/nic
 #[derive(Debug, Args)]
-pub(crate) struct GenerateArgs {
+pub(crate) struct CdiGenerateArgs {
     /// Interface or address in the container of nb0; a comma-separated list for nb0, nb1, ...
     #[arg(long, value_name = "NAME", default_value = "eth0")]
     pub(crate) addr: String,

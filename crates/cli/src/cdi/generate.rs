@@ -9,11 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use super::args::GenerateArgs;
-use super::spec::{Device, Edits, KIND, Mount, Spec};
+use super::args::CdiGenerateArgs;
+use super::spec::{CdiDevice, Edits, KIND, Mount, Spec};
 use crate::run::container;
 
-pub(super) fn main(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn main(args: &CdiGenerateArgs) -> anyhow::Result<ExitCode> {
     let mut dropin = container::dropin()?;
     if let Some(folder) = &args.install {
         install(&dropin, folder)
@@ -91,7 +91,7 @@ fn write(out: &Path, text: &str) -> std::io::Result<()> {
     })
 }
 
-fn spec(args: &GenerateArgs, dropin: &Path) -> anyhow::Result<Spec> {
+fn spec(args: &CdiGenerateArgs, dropin: &Path) -> anyhow::Result<Spec> {
     let addrs: Vec<&str> = args.addr.split(',').map(str::trim).collect();
     for addr in &addrs {
         check_name(addr)?;
@@ -119,10 +119,10 @@ fn spec(args: &GenerateArgs, dropin: &Path) -> anyhow::Result<Spec> {
         let set = container::variables(dropin, Path::new(inside), addrs.len(), addrs.iter().all(is_local));
         let set = set.into_iter().map(|(name, value)| format!("{name}={value}"));
         let env = set.chain([format!("NOBOUNCE_ADDR={}", addrs.join(","))]).chain(args.env.iter().cloned());
-        Device {
+        CdiDevice {
             name,
             container_edits: Edits { env: env.collect(), ..Edits::default() },
-            ..Device::default()
+            ..CdiDevice::default()
         }
     };
     let single = addrs.iter().enumerate().map(|(number, addr)| device(format!("nb{number}"), &[addr]));
@@ -148,8 +148,8 @@ mod tests {
 
     use super::*;
 
-    fn args(addr: &str) -> GenerateArgs {
-        GenerateArgs {
+    fn args(addr: &str) -> CdiGenerateArgs {
+        CdiGenerateArgs {
             addr: addr.to_owned(),
             out: None,
             container_path: "/opt/nb".into(),

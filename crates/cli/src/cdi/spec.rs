@@ -19,13 +19,13 @@ pub(super) struct Spec {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) container_edits: Edits,
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<CdiDevice>,
 }
 
 /// A device that can be named: `KIND=NAME`.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(super) struct Device {
+pub(super) struct CdiDevice {
     pub(super) name: String,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) annotations: BTreeMap<String, String>,
@@ -115,7 +115,7 @@ pub(super) struct IntelRdt {
 
 impl Spec {
     /// A file of these devices, which share a mount.
-    pub(super) fn new(mount: Mount, devices: Vec<Device>) -> Self {
+    pub(super) fn new(mount: Mount, devices: Vec<CdiDevice>) -> Self {
         Self {
             cdi_version: VERSION.to_owned(),
             kind: KIND.to_owned(),

@@ -13,10 +13,10 @@ const MOST_VALUES: usize = 100_000;
 /// A mapping or sequence that is not complete.
 struct Level {
     anchor: usize,
-    kind: Kind,
+    kind: YamlKind,
 }
 
-enum Kind {
+enum YamlKind {
     /// The key whose value comes next; None where a key comes next.
     Mapping(Map<String, Value>, Option<String>),
     Sequence(Vec<Value>),
@@ -45,13 +45,13 @@ pub(super) fn parse(text: &str) -> Result<Value, String> {
                 builder.count(values_of(&value))?;
                 builder.add(value, 0)?;
             }
-            Event::MappingStart(anchor, _) => builder.start(anchor, Kind::Mapping(Map::new(), None))?,
-            Event::SequenceStart(anchor, _) => builder.start(anchor, Kind::Sequence(Vec::new()))?,
+            Event::MappingStart(anchor, _) => builder.start(anchor, YamlKind::Mapping(Map::new(), None))?,
+            Event::SequenceStart(anchor, _) => builder.start(anchor, YamlKind::Sequence(Vec::new()))?,
             Event::MappingEnd | Event::SequenceEnd => {
                 let Some(Level { anchor, kind }) = builder.levels.pop() else { continue };
                 let value = match kind {
-                    Kind::Mapping(fields, _) => Value::Object(fields),
-                    Kind::Sequence(items) => Value::Array(items),
+                    YamlKind::Mapping(fields, _) => Value::Object(fields),
+                    YamlKind::Sequence(items) => Value::Array(items),
                 };
                 builder.add(value, anchor)?;
             }
@@ -63,7 +63,7 @@ pub(super) fn parse(text: &str) -> Result<Value, String> {
 }
 
 impl Builder {
-    fn start(&mut self, anchor: usize, kind: Kind) -> Result<(), String> {
+    fn start(&mut self, anchor: usize, kind: YamlKind) -> Result<(), String> {
         if self.levels.len() == MOST_LEVELS {
             return Err(format!("more than {MOST_LEVELS} levels"));
         }
@@ -72,7 +72,7 @@ impl Builder {
     }
 
     fn scalar(&mut self, text: &str, is_plain: bool, anchor: usize) -> Result<(), String> {
-        if let Some(Level { kind: Kind::Mapping(fields, key @ None), .. }) = self.levels.last_mut() {
+        if let Some(Level { kind: YamlKind::Mapping(fields, key @ None), .. }) = self.levels.last_mut() {
             if fields.contains_key(text) {
                 return Err(format!("{text:?} is given twice"));
             }
@@ -94,8 +94,8 @@ impl Builder {
         }
         match self.levels.last_mut().map(|level| &mut level.kind) {
             None => self.whole = Some(value),
-            Some(Kind::Sequence(items)) => items.push(value),
-            Some(Kind::Mapping(fields, key)) => match key.take() {
+            Some(YamlKind::Sequence(items)) => items.push(value),
+            Some(YamlKind::Mapping(fields, key)) => match key.take() {
                 Some(key) if value.is_null() => drop(key),
                 Some(key) => drop(fields.insert(key, value)),
                 None => return Err("a key that is no text".to_owned()),

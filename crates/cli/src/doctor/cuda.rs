@@ -59,7 +59,7 @@ pub(super) fn fill(facts: &mut Facts, probe: bool) {
     if !probe {
         return;
     }
-    let memory: Vec<verbs::Memory<'_>> = tried
+    let memory: Vec<verbs::GpuAllocation<'_>> = tried
         .iter()
         .filter_map(|(address, tried)| {
             let tried = tried.as_ref()?;
@@ -67,7 +67,7 @@ pub(super) fn fill(facts: &mut Facts, probe: bool) {
                 .dma_buf
                 .as_ref()
                 .map(|exported| (exported.as_fd(), tried.buffer.addr().saturating_sub(exported.start())));
-            Some(verbs::Memory {
+            Some(verbs::GpuAllocation {
                 gpu: address,
                 address: tried.buffer.addr(),
                 sizes: [LEN, tried.len],

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use nobounce_topology::facts::{GpuPeer, PeerDenied, Read};
 
 use super::library::{Library, function};
-use super::nvml::{Device, address, words};
+use super::nvml::{DeviceHandle, address, words};
 
 /// GPUs whose pairs are asked about.
 const MAX_GPUS: usize = 32;
@@ -14,11 +14,11 @@ const READ: c_uint = 0;
 const WRITE: c_uint = 1;
 const NVLINK: c_uint = 2;
 
-type Status = unsafe extern "C" fn(Device, Device, c_uint, *mut c_uint) -> c_int;
+type Status = unsafe extern "C" fn(DeviceHandle, DeviceHandle, c_uint, *mut c_uint) -> c_int;
 
 /// Every pair of GPUs once.
-pub(super) fn of(library: Library, devices: &[Device]) -> Read<Vec<GpuPeer>> {
-    let gpus: Vec<(String, Device)> = devices
+pub(super) fn of(library: Library, devices: &[DeviceHandle]) -> Read<Vec<GpuPeer>> {
+    let gpus: Vec<(String, DeviceHandle)> = devices
         .iter()
         .take(MAX_GPUS)
         .filter_map(|device| Some((address(library, *device)?, *device)))
@@ -29,7 +29,7 @@ pub(super) fn of(library: Library, devices: &[Device]) -> Read<Vec<GpuPeer>> {
     let Some(status) = function!(library, c"nvmlDeviceGetP2PStatus", Status) else {
         return Read::no("NVML has no nvmlDeviceGetP2PStatus");
     };
-    let ask = |one: Device, other: Device, index: c_uint| {
+    let ask = |one: DeviceHandle, other: DeviceHandle, index: c_uint| {
         let mut value = 0;
         // SAFETY: two devices of the library's; the call writes one word.
         match unsafe { status(one, other, index, &raw mut value) } {

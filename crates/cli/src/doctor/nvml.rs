@@ -8,12 +8,12 @@ use nobounce_topology::facts::{Facts, Gpu, Library as LibraryFact, Read};
 use super::gpu_peers;
 use super::library::{Library, function};
 
-pub(super) type Device = *mut c_void;
+pub(super) type DeviceHandle = *mut c_void;
 type Plain = unsafe extern "C" fn() -> c_int;
 type Text = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
-type DeviceText = unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int;
-type DeviceWord = unsafe extern "C" fn(Device, *mut c_uint) -> c_int;
-type DeviceTwoWords = unsafe extern "C" fn(Device, *mut c_uint, *mut c_uint) -> c_int;
+type DeviceText = unsafe extern "C" fn(DeviceHandle, *mut c_char, c_uint) -> c_int;
+type DeviceWord = unsafe extern "C" fn(DeviceHandle, *mut c_uint) -> c_int;
+type DeviceTwoWords = unsafe extern "C" fn(DeviceHandle, *mut c_uint, *mut c_uint) -> c_int;
 
 /// `nvmlPciInfo_t`.
 #[repr(C)]
@@ -30,7 +30,7 @@ struct PciInfo {
 /// same order.
 #[repr(C)]
 #[derive(Default)]
-struct Memory {
+struct NvmlMemory {
     total: u64,
     free: u64,
     used: u64,
@@ -83,7 +83,7 @@ pub(super) fn fill(facts: &mut Facts) {
     }
 }
 
-fn devices(library: Library) -> Vec<Device> {
+fn devices(library: Library) -> Vec<DeviceHandle> {
     let Some(count_of) =
         function!(library, c"nvmlDeviceGetCount_v2", unsafe extern "C" fn(*mut c_uint) -> c_int)
     else {
@@ -92,7 +92,7 @@ fn devices(library: Library) -> Vec<Device> {
     let Some(by_index) = function!(
         library,
         c"nvmlDeviceGetHandleByIndex_v2",
-        unsafe extern "C" fn(c_uint, *mut Device) -> c_int
+        unsafe extern "C" fn(c_uint, *mut DeviceHandle) -> c_int
     ) else {
         return Vec::new();
     };
@@ -111,9 +111,12 @@ fn devices(library: Library) -> Vec<Device> {
 }
 
 /// Its PCI address as the kernel writes it.
-pub(super) fn address(library: Library, device: Device) -> Option<String> {
-    let info_of =
-        function!(library, c"nvmlDeviceGetPciInfo_v3", unsafe extern "C" fn(Device, *mut PciInfo) -> c_int)?;
+pub(super) fn address(library: Library, device: DeviceHandle) -> Option<String> {
+    let info_of = function!(
+        library,
+        c"nvmlDeviceGetPciInfo_v3",
+        unsafe extern "C" fn(DeviceHandle, *mut PciInfo) -> c_int
+    )?;
     // SAFETY: plain numbers and characters, for which zeroes are valid.
     let mut info: PciInfo = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is NVML's.
@@ -124,7 +127,7 @@ pub(super) fn address(library: Library, device: Device) -> Option<String> {
     Some(format!("{:04x}:{:02x}:{:02x}.0", info.domain, info.bus, info.device))
 }
 
-fn fill_gpu(library: Library, device: Device, gpu: &mut Gpu) {
+fn fill_gpu(library: Library, device: DeviceHandle, gpu: &mut Gpu) {
     if let Some(name) = function!(library, c"nvmlDeviceGetName", DeviceText) {
         // SAFETY: the buffer has room for the number of characters that is passed.
         if let Some(name) = text(|buffer, len| unsafe { name(device, buffer, len) }) {
@@ -135,9 +138,11 @@ fn fill_gpu(library: Library, device: Device, gpu: &mut Gpu) {
         let address = library.find(name)?;
         // SAFETY: both functions have this type.
         let memory_of = unsafe {
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Device, *mut Memory) -> c_int>(address)
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(DeviceHandle, *mut NvmlMemory) -> c_int>(
+                address,
+            )
         };
-        let mut memory = Memory::default();
+        let mut memory = NvmlMemory::default();
         // SAFETY: the structure is NVML's: three numbers of 64 bits.
         (unsafe { memory_of(device, &raw mut memory) } == 0).then_some(memory)
     };
@@ -175,7 +180,7 @@ fn fill_gpu(library: Library, device: Device, gpu: &mut Gpu) {
     let capability = function!(
         library,
         c"nvmlDeviceGetCudaComputeCapability",
-        unsafe extern "C" fn(Device, *mut c_int, *mut c_int) -> c_int
+        unsafe extern "C" fn(DeviceHandle, *mut c_int, *mut c_int) -> c_int
     );
     if let Some(capability) = capability
         // SAFETY: the call writes two words.
@@ -187,7 +192,7 @@ fn fill_gpu(library: Library, device: Device, gpu: &mut Gpu) {
     if let Some(state) = function!(
         library,
         c"nvmlDeviceGetNvLinkState",
-        unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int
+        unsafe extern "C" fn(DeviceHandle, c_uint, *mut c_uint) -> c_int
     ) {
         let links = (0..18).filter(|link| {
             let mut up = 0;

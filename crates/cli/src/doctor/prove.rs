@@ -72,12 +72,12 @@ impl fmt::Display for Proof {
 
 /// The memory of one end.
 #[derive(Debug, Clone)]
-enum Place {
+enum ProofMemory {
     Host,
     Gpu { ordinal: i32, name: String, address: String },
 }
 
-impl Place {
+impl ProofMemory {
     fn register(&self, device: &Device) -> anyhow::Result<Region> {
         match self {
             Self::Host => Ok(device.register(LEN)?),
@@ -106,9 +106,9 @@ impl Place {
 }
 
 /// Every memory to test: each GPU, or the host's where there is none.
-fn places(facts: &Facts) -> Vec<Place> {
+fn places(facts: &Facts) -> Vec<ProofMemory> {
     let gpus = Gpu::list().unwrap_or_default();
-    let places: Vec<Place> = gpus
+    let places: Vec<ProofMemory> = gpus
         .iter()
         .map(|gpu| {
             let address = gpu.pci_address().to_owned();
@@ -117,10 +117,14 @@ fn places(facts: &Facts) -> Vec<Place> {
                 .iter()
                 .find(|fact| fact.address == address)
                 .map(nobounce_topology::facts::Gpu::label);
-            Place::Gpu { ordinal: gpu.ordinal(), name: label.unwrap_or_else(|| gpu.to_string()), address }
+            ProofMemory::Gpu {
+                ordinal: gpu.ordinal(),
+                name: label.unwrap_or_else(|| gpu.to_string()),
+                address,
+            }
         })
         .collect();
-    if places.is_empty() { vec![Place::Host] } else { places }
+    if places.is_empty() { vec![ProofMemory::Host] } else { places }
 }
 
 /// Moves bytes between two devices of this process, for each kind of memory: with the software NIC,
@@ -267,7 +271,7 @@ pub(super) fn serve(facts: &Facts, addr: &str) -> anyhow::Result<()> {
         listener.local_addr(),
         PROBE_TIMEOUT.as_secs()
     );
-    let place = places(facts).into_iter().next().unwrap_or(Place::Host);
+    let place = places(facts).into_iter().next().unwrap_or(ProofMemory::Host);
     while let Ok(conn) = listener.accept(PROBE_TIMEOUT) {
         let region = place.register(&device)?;
         conn.send_region(&region)?;
@@ -290,7 +294,7 @@ fn conn_message(conn: &Connection) -> anyhow::Result<String> {
 fn drive(
     device: &Device,
     conn: &Connection,
-    place: &Place,
+    place: &ProofMemory,
     remote: &RemoteRegion,
     facts: &Facts,
 ) -> anyhow::Result<Proof> {

@@ -4,7 +4,7 @@ use std::io;
 use std::net::Ipv4Addr;
 
 use nobounce_topology::facts::{Facts, Netdev, Port, Read};
-use nobounce_topology::netlink::{Route, neighbour, route_answer, route_request};
+use nobounce_topology::netlink::{KernelRoute, neighbour, route_answer, route_request};
 use nobounce_topology::sysfs::{self, Root};
 
 use super::netlink;
@@ -46,7 +46,7 @@ fn address(port: &Port) -> Option<Ipv4Addr> {
     port.gids.known()?.iter().filter(own).find_map(nobounce_topology::facts::Gid::ipv4)
 }
 
-fn ask(to: Ipv4Addr, from: Ipv4Addr, interface: Option<u32>) -> io::Result<Route> {
+fn ask(to: Ipv4Addr, from: Ipv4Addr, interface: Option<u32>) -> io::Result<KernelRoute> {
     route_answer(&netlink::exchange(&route_request(to, from, interface))?)
 }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_kernel_tells_the_route_to_loopback() {
         let route = ask(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, None).unwrap();
-        assert_eq!(route, Route { interface: index(&Root::new("/"), "lo").unwrap(), gateway: false });
+        assert_eq!(route, KernelRoute { interface: index(&Root::new("/"), "lo").unwrap(), gateway: false });
         // An address that is none of this machine's.
         assert!(ask(Ipv4Addr::LOCALHOST, Ipv4Addr::new(198, 51, 100, 7), None).is_err());
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
 use nobounce_topology::facts::{Facts, LinkEnd, Read};
-use nobounce_topology::mad::{self, Attribute, Node, Route};
+use nobounce_topology::mad::{self, Attribute, MadRoute, Node};
 use nobounce_topology::sysfs::{self, Root};
 
 /// The header of the kernel's interface before a datagram, with its partition key.
@@ -45,10 +45,10 @@ pub(super) fn fill(facts: &mut Facts, root: &Root) {
                 (port.own_end, port.peer_end) = (Read::no(why), Read::no(why));
                 continue;
             };
-            match Device::open(&path, until) {
+            match UmadPort::open(&path, until) {
                 Ok(mut device) => {
-                    port.own_end = device.end(Route::Own).into();
-                    port.peer_end = device.end(Route::Peer(number)).into();
+                    port.own_end = device.end(MadRoute::Own).into();
+                    port.peer_end = device.end(MadRoute::Peer(number)).into();
                 }
                 Err(error) => {
                     let why = format!("{path}: {error}");
@@ -60,14 +60,14 @@ pub(super) fn fill(facts: &mut Facts, root: &Root) {
 }
 
 /// The file of a port, with an agent of the class of directed routes.
-struct Device {
+struct UmadPort {
     file: File,
     agent: u32,
     transaction: u32,
     until: Instant,
 }
 
-impl Device {
+impl UmadPort {
     fn open(path: &str, until: Instant) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         // SAFETY: the call takes no memory.
@@ -92,7 +92,7 @@ impl Device {
     }
 
     /// The port at the end of the route.
-    fn end(&mut self, route: Route) -> io::Result<LinkEnd> {
+    fn end(&mut self, route: MadRoute) -> io::Result<LinkEnd> {
         let (answer, transaction) = self.ask(Attribute::NodeInfo, route)?;
         let node: Node = mad::node(&answer, transaction).map_err(io::Error::other)?;
         let (answer, transaction) = self.ask(Attribute::PortInfo(node.port), route)?;
@@ -100,7 +100,7 @@ impl Device {
     }
 
     /// One request and its answer.
-    fn ask(&mut self, attribute: Attribute, route: Route) -> io::Result<(Vec<u8>, u32)> {
+    fn ask(&mut self, attribute: Attribute, route: MadRoute) -> io::Result<(Vec<u8>, u32)> {
         let transaction = self.transaction;
         self.transaction += 1;
         let timeout = u32::try_from(TIMEOUT.as_millis()).map_err(io::Error::other)?;
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_file_that_is_no_device_is_an_error() {
         let until = Instant::now() + BUDGET;
-        assert!(Device::open("/dev/null", until).is_err());
-        assert!(Device::open("/dev/infiniband/umad-none", until).is_err());
+        assert!(UmadPort::open("/dev/null", until).is_err());
+        assert!(UmadPort::open("/dev/infiniband/umad-none", until).is_err());
     }
 }

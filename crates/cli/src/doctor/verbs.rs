@@ -16,7 +16,7 @@ const REMOTE_READ: c_int = 4;
 
 type Pointer = *mut c_void;
 type OfPointer = unsafe extern "C" fn(Pointer) -> Pointer;
-type End = unsafe extern "C" fn(Pointer) -> c_int;
+type Destroy = unsafe extern "C" fn(Pointer) -> c_int;
 type RegMr = unsafe extern "C" fn(Pointer, Pointer, usize, c_int) -> Pointer;
 type RegDmaBuf = unsafe extern "C" fn(Pointer, u64, usize, u64, c_int, c_int) -> Pointer;
 
@@ -26,11 +26,11 @@ struct Api {
     free_list: unsafe extern "C" fn(*mut Pointer),
     name: unsafe extern "C" fn(Pointer) -> *const c_char,
     open: OfPointer,
-    close: End,
+    close: Destroy,
     alloc_pd: OfPointer,
-    dealloc_pd: End,
+    dealloc_pd: Destroy,
     reg_mr: RegMr,
-    dereg_mr: End,
+    dereg_mr: Destroy,
     reg_dmabuf: Option<RegDmaBuf>,
     query_port: unsafe extern "C" fn(Pointer, u8, *mut [u8; 256]) -> c_int,
 }
@@ -46,11 +46,11 @@ impl Api {
             free_list: function!(library, c"ibv_free_device_list", unsafe extern "C" fn(*mut Pointer))?,
             name: function!(library, c"ibv_get_device_name", unsafe extern "C" fn(Pointer) -> *const c_char)?,
             open: function!(library, c"ibv_open_device", OfPointer)?,
-            close: function!(library, c"ibv_close_device", End)?,
+            close: function!(library, c"ibv_close_device", Destroy)?,
             alloc_pd: function!(library, c"ibv_alloc_pd", OfPointer)?,
-            dealloc_pd: function!(library, c"ibv_dealloc_pd", End)?,
+            dealloc_pd: function!(library, c"ibv_dealloc_pd", Destroy)?,
             reg_mr: function!(library, c"ibv_reg_mr", RegMr)?,
-            dereg_mr: function!(library, c"ibv_dereg_mr", End)?,
+            dereg_mr: function!(library, c"ibv_dereg_mr", Destroy)?,
             reg_dmabuf: function!(library, c"ibv_reg_dmabuf_mr", RegDmaBuf),
             query_port: function!(
                 library,
@@ -62,7 +62,7 @@ impl Api {
 }
 
 /// Memory of a GPU to be registered with every adapter.
-pub(super) struct Memory<'a> {
+pub(super) struct GpuAllocation<'a> {
     pub(super) gpu: &'a str,
     pub(super) address: u64,
     /// Bytes to register: a little, and all of it.
@@ -72,7 +72,7 @@ pub(super) struct Memory<'a> {
 }
 
 /// Opens every adapter, and registers the memory with each.
-pub(super) fn fill(facts: &mut Facts, memory: &[Memory<'_>]) {
+pub(super) fn fill(facts: &mut Facts, memory: &[GpuAllocation<'_>]) {
     let library = match Library::open(&[c"libibverbs.so.1"]) {
         Ok(library) => library,
         Err(error) => {
@@ -115,7 +115,7 @@ pub(super) fn fill(facts: &mut Facts, memory: &[Memory<'_>]) {
     unsafe { (api.free_list)(list) };
 }
 
-fn try_device(api: &Api, device: Pointer, name: &str, memory: &[Memory<'_>], facts: &mut Facts) {
+fn try_device(api: &Api, device: Pointer, name: &str, memory: &[GpuAllocation<'_>], facts: &mut Facts) {
     let Some(at) = facts.nics.iter().position(|nic| nic.name == name) else { return };
     facts.nics[at].listed = Read::Yes(true);
     // SAFETY: a device of the list.
@@ -150,7 +150,14 @@ fn try_device(api: &Api, device: Pointer, name: &str, memory: &[Memory<'_>], fac
     unsafe { (api.close)(context) };
 }
 
-fn try_memory(api: &Api, pd: Pointer, at: usize, name: &str, memory: &[Memory<'_>], facts: &mut Facts) {
+fn try_memory(
+    api: &Api,
+    pd: Pointer,
+    at: usize,
+    name: &str,
+    memory: &[GpuAllocation<'_>],
+    facts: &mut Facts,
+) {
     let access = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
     facts.nics[at].dma_buf_probe = match api.reg_dmabuf {
         Some(register) => {

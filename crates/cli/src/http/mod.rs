@@ -81,7 +81,7 @@ impl Server {
                 open.fetch_sub(1, Ordering::AcqRel);
                 continue;
             }
-            let counted = Counted(open.clone());
+            let counted = OpenConnection(open.clone());
             let answer = answer.clone();
             let serve = move || {
                 let _counted = counted;
@@ -105,9 +105,9 @@ pub(crate) fn respond(bytes: &[u8], addr: SocketAddr, answer: &dyn Fn(&Request) 
     }
 }
 
-struct Counted(Arc<AtomicUsize>);
+struct OpenConnection(Arc<AtomicUsize>);
 
-impl Drop for Counted {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -7,7 +7,7 @@ pub(super) const SCHEMA: &str = "nobounce-gpu-initiated/1";
 
 /// One run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Report {
+pub(super) struct InitiatedReport {
     pub(super) schema: String,
     pub(super) version: String,
     pub(super) started: String,
@@ -15,12 +15,12 @@ pub(super) struct Report {
     pub(super) machine: String,
     /// How the two processes share the GPU.
     pub(super) sharing: String,
-    pub(super) links: Vec<LinkFigures>,
+    pub(super) links: Vec<InitiatedLinkFigures>,
 }
 
 /// What was measured over one link.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct LinkFigures {
+pub(super) struct InitiatedLinkFigures {
     pub(super) link: String,
     pub(super) gpu: String,
     /// The paths of the symmetric heap.

@@ -16,7 +16,7 @@ const HEAD: usize = 2;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The kernels, ready to be launched, and the words in which they answer.
-pub(super) struct Kernels {
+pub(super) struct InitiatedKernels {
     ping_pong: Kernel,
     values: Kernel,
     signals: Kernel,
@@ -37,12 +37,12 @@ pub(super) enum Posted {
 
 /// Operations of which a stream consists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moved {
+pub(super) enum StreamOp {
     Put,
     Get,
 }
 
-impl Kernels {
+impl InitiatedKernels {
     pub(super) fn load(gpu: &Arc<Gpu>) -> anyhow::Result<Self> {
         let module = Module::load(gpu, PTX)?;
         let words = usize::try_from(MAX_ROUNDS)? + HEAD;
@@ -130,12 +130,12 @@ impl Kernels {
         &self,
         channel: u64,
         peer: u32,
-        moved: Moved,
+        moved: StreamOp,
         (count, bytes): (u64, u64),
         ahead: u64,
         before: u64,
     ) -> anyhow::Result<u64> {
-        let is_get = u64::from(moved == Moved::Get);
+        let is_get = u64::from(moved == StreamOp::Get);
         self.run(
             &self.stream,
             1,

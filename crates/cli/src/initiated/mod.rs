@@ -15,7 +15,7 @@ mod table;
 
 use std::net::SocketAddr;
 
-use self::figures::{LinkFigures, Report, SCHEMA};
+use self::figures::{InitiatedLinkFigures, InitiatedReport, SCHEMA};
 use crate::bench::Verdict;
 use crate::bench::args::BenchArgs;
 use crate::bench::gpu_mps::Mps;
@@ -54,7 +54,7 @@ fn compare(args: &BenchArgs, gpu: i32) -> anyhow::Result<()> {
     let links =
         ranks::links(&args.link).iter().map(|link| measure(link, gpu)).collect::<anyhow::Result<Vec<_>>>()?;
     let gpus = links.first().map(|link| link.gpu.clone()).unwrap_or_default();
-    let report = Report {
+    let report = InitiatedReport {
         schema: SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started,
@@ -66,6 +66,6 @@ fn compare(args: &BenchArgs, gpu: i32) -> anyhow::Result<()> {
 }
 
 /// Both ranks over one link.
-fn measure(link: &str, gpu: i32) -> anyhow::Result<LinkFigures> {
+fn measure(link: &str, gpu: i32) -> anyhow::Result<InitiatedLinkFigures> {
     ranks::measure(link, &["--gpu-initiated".to_owned(), "--gpu".to_owned(), gpu.to_string()])
 }

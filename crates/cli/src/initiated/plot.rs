@@ -2,19 +2,19 @@
 
 use plotters::chart::SeriesLabelPosition;
 
-use super::figures::{LinkFigures, Report};
+use super::figures::{InitiatedLinkFigures, InitiatedReport};
 use crate::bench::plot::{Panel, PlotError, picture};
 use crate::bench::plot_line::Line;
 use crate::bench::ranks::{link_color, link_name};
 
-pub(super) fn svg(report: &Report) -> Result<String, PlotError> {
+pub(super) fn svg(report: &InitiatedReport) -> Result<String, PlotError> {
     let panels = [latency(report), bandwidth(report)];
     let subtitle = format!("{} · {}", report.machine, report.started);
     picture("nobounce bench: GPU-initiated operations", &subtitle, &panels)
 }
 
-fn latency(report: &Report) -> Panel {
-    let line = |link: &LinkFigures| {
+fn latency(report: &InitiatedReport) -> Panel {
+    let line = |link: &InitiatedLinkFigures| {
         let points = link.latency.iter().map(|one| (one.bytes, one.p50_us)).collect();
         Line::new(format!("put with signal, {}", link_name(&link.link)), link_color(&link.link), true, points)
     };
@@ -27,7 +27,7 @@ fn latency(report: &Report) -> Panel {
     }
 }
 
-fn bandwidth(report: &Report) -> Panel {
+fn bandwidth(report: &InitiatedReport) -> Panel {
     let lines = report.links.iter().flat_map(|link| {
         let name = link_name(&link.link);
         let points = |of: fn(&super::figures::Bandwidth) -> f64| {

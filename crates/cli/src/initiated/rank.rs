@@ -10,8 +10,8 @@ use nobounce::{ConnectOptions, Connection};
 use nobounce_initiated::options::Options;
 use nobounce_initiated::world::World;
 
-use super::figures::{Bandwidth, Idle, Latency, LinkFigures, Rate};
-use super::kernels::{Kernels, MAX_ROUNDS, Moved, Posted};
+use super::figures::{Bandwidth, Idle, InitiatedLinkFigures, Latency, Rate};
+use super::kernels::{InitiatedKernels, MAX_ROUNDS, Posted, StreamOp};
 use crate::bench::busy::cpu_seconds;
 use crate::bench::numbers::float;
 use crate::bench::ranks::size;
@@ -57,7 +57,7 @@ pub(super) fn cases() -> String {
 /// One of the two ranks.
 pub(super) struct Rank {
     world: World,
-    kernels: Kernels,
+    kernels: InitiatedKernels,
     channel: u64,
     peer: u32,
     /// Signals, counted operations and pauses so far.
@@ -72,7 +72,7 @@ impl Rank {
             Options { rank, ranks: 2, rendezvous: meet, gpu, heap: HEAP, channels, ..Options::default() };
         let world = World::join(&options)?;
         let found = Gpu::by_ordinal(gpu)?.context("the GPU is gone")?;
-        let kernels = Kernels::load(&found)?;
+        let kernels = InitiatedKernels::load(&found)?;
         let channel = world.channel(0).context("a world has a channel")?;
         Ok(Self { world, kernels, channel, peer: 1 - rank, rounds: 0, counted: 0 })
     }
@@ -82,7 +82,7 @@ impl Rank {
     }
 
     /// All figures; those of rank 1 are not complete.
-    pub(super) fn measure(&mut self, link: &str) -> anyhow::Result<LinkFigures> {
+    pub(super) fn measure(&mut self, link: &str) -> anyhow::Result<InitiatedLinkFigures> {
         let paths = self.world.heap().paths().to_string();
         let mut latency = Vec::new();
         for bytes in LATENCIES {
@@ -107,7 +107,7 @@ impl Rank {
         let reports = self.world.reports();
         ensure!(reports.is_empty(), "descriptors were refused: {reports:?}");
         let (link, gpu) = (link.to_owned(), self.kernels.gpu());
-        Ok(LinkFigures { link, gpu, paths, latency, rate, signal_rate, bandwidth, idle })
+        Ok(InitiatedLinkFigures { link, gpu, paths, latency, rate, signal_rate, bandwidth, idle })
     }
 
     fn ping_pong(&mut self, rounds: u64, bytes: u64) -> anyhow::Result<(u64, Vec<u64>)> {
@@ -187,14 +187,14 @@ impl Rank {
         // The first half of rank 0 goes to the second half of rank 1, and comes back changed.
         self.fill(0, 1)?;
         self.world.barrier()?;
-        let put_gbytes_per_s = self.stream(Moved::Put, bytes)?;
+        let put_gbytes_per_s = self.stream(StreamOp::Put, bytes)?;
         self.world.barrier()?;
         if !self.is_first() {
             self.check(HALF, 1, bytes)?;
             self.fill(HALF, 2)?;
         }
         self.world.barrier()?;
-        let get_gbytes_per_s = self.stream(Moved::Get, bytes)?;
+        let get_gbytes_per_s = self.stream(StreamOp::Get, bytes)?;
         if self.is_first() {
             self.check(0, 2, bytes)?;
         }
@@ -204,7 +204,7 @@ impl Rank {
         Ok(self.is_first().then_some(found))
     }
 
-    fn stream(&mut self, moved: Moved, bytes: u64) -> anyhow::Result<f64> {
+    fn stream(&mut self, moved: StreamOp, bytes: u64) -> anyhow::Result<f64> {
         if !self.is_first() {
             return Ok(0.0);
         }

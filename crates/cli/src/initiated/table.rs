@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use super::figures::{LinkFigures, Rate, Report};
+use super::figures::{InitiatedLinkFigures, InitiatedReport, Rate};
 use crate::bench::numbers::figure;
 use crate::bench::ranks::{link_name, size};
 
-pub(super) fn render(report: &Report) -> String {
+pub(super) fn render(report: &InitiatedReport) -> String {
     let mut out = format!("{}\ntwo processes, one GPU: {}\n", report.machine, report.sharing);
     for link in &report.links {
         // Writing to a string does not fail.
@@ -15,7 +15,7 @@ pub(super) fn render(report: &Report) -> String {
     out
 }
 
-fn section(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
+fn section(out: &mut String, link: &InitiatedLinkFigures) -> std::fmt::Result {
     writeln!(out, "\nover {}; symmetric heap: {}", link_name(&link.link), link.paths)?;
     writeln!(out, "\n  put with signal, kernel to kernel   p50 us   mean us   p99 us   (half round trip)")?;
     for one in &link.latency {
@@ -62,8 +62,8 @@ pub(super) mod tests {
     use super::super::figures::{Bandwidth, Idle, Latency, SCHEMA};
     use super::*;
 
-    pub(crate) fn report() -> Report {
-        let figures = |link: &str, factor: f64| LinkFigures {
+    pub(crate) fn report() -> InitiatedReport {
+        let figures = |link: &str, factor: f64| InitiatedLinkFigures {
             link: link.into(),
             gpu: "a GPU".into(),
             paths: "in direct (window), out direct (copy-engine)".into(),
@@ -89,7 +89,7 @@ pub(super) mod tests {
                 .into(),
             idle: Idle { cpu_percent: 0.7, first_put_us: 1500.0, pauses: 3 },
         };
-        Report {
+        InitiatedReport {
             schema: SCHEMA.into(),
             version: "0.0.0".into(),
             started: "2026-01-01T00:00:00Z".into(),

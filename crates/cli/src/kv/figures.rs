@@ -7,19 +7,19 @@ pub(super) const SCHEMA: &str = "nobounce-kv/1";
 
 /// One run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Report {
+pub(super) struct KvReport {
     pub(super) schema: String,
     pub(super) version: String,
     pub(super) started: String,
     pub(super) machine: String,
     /// Where the pages are.
     pub(super) memory: String,
-    pub(super) links: Vec<LinkFigures>,
+    pub(super) links: Vec<KvLinkFigures>,
 }
 
 /// What was measured over one link.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct LinkFigures {
+pub(super) struct KvLinkFigures {
     pub(super) link: String,
     /// The paths of the pages.
     pub(super) paths: String,

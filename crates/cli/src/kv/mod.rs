@@ -13,7 +13,7 @@ mod rank;
 mod table;
 mod workload;
 
-use self::figures::{LinkFigures, Report, SCHEMA};
+use self::figures::{KvLinkFigures, KvReport, SCHEMA};
 use crate::bench::Verdict;
 use crate::bench::args::BenchArgs;
 use crate::bench::case::Memory;
@@ -46,7 +46,7 @@ fn compare(args: &BenchArgs, gpu: Option<i32>) -> anyhow::Result<()> {
     let mps = gpu.map(|_| Mps::start());
     let links: Vec<_> =
         ranks::links(&args.link).iter().map(|link| measure(link, gpu)).collect::<anyhow::Result<_>>()?;
-    let report = Report {
+    let report = KvReport {
         schema: SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started,
@@ -62,7 +62,7 @@ fn compare(args: &BenchArgs, gpu: Option<i32>) -> anyhow::Result<()> {
     ranks::publish(args, &report, &table::render(&report), || plot::svg(&report))
 }
 
-fn measure(link: &str, gpu: Option<i32>) -> anyhow::Result<LinkFigures> {
+fn measure(link: &str, gpu: Option<i32>) -> anyhow::Result<KvLinkFigures> {
     let mut arguments = vec!["--kv".to_owned()];
     if let Some(gpu) = gpu {
         arguments.extend(["--memory", "gpu", "--gpu"].map(str::to_owned));

@@ -2,17 +2,17 @@
 
 use plotters::chart::SeriesLabelPosition;
 
-use super::figures::{List, Report};
+use super::figures::{KvReport, List};
 use crate::bench::plot::{Panel, PlotError, picture};
 use crate::bench::plot_line::Line;
 use crate::bench::ranks::{link_color, link_name};
 
-pub(super) fn svg(report: &Report) -> Result<String, PlotError> {
+pub(super) fn svg(report: &KvReport) -> Result<String, PlotError> {
     let subtitle = format!("{} · {} · {}", report.machine, report.memory, report.started);
     picture("nobounce bench: KV-cache pages", &subtitle, &[lists(report)])
 }
 
-fn lists(report: &Report) -> Panel {
+fn lists(report: &KvReport) -> Panel {
     let lines = report.links.iter().flat_map(|link| {
         let name = link_name(&link.link);
         let line = |what: &str, strong: bool, of: fn(&List) -> f64| {

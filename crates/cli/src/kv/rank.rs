@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use nobounce::ConnectOptions;
 use nobounce_transfer::{Agent, AgentOptions, Notify, Pages, Peer, Piece, Remote, Transfer, View};
 
-use super::figures::{LinkFigures, List, Requests};
+use super::figures::{KvLinkFigures, List, Requests};
 use super::workload::{Pool, shuffled};
 use crate::bench::numbers::float;
 use crate::bench::ranks::{MEMORY, memory, open};
@@ -56,14 +56,14 @@ pub(super) fn serve(meet: SocketAddr, gpu: Option<i32>) -> anyhow::Result<()> {
 }
 
 /// Rank 0.
-pub(super) fn measure(meet: SocketAddr, gpu: Option<i32>, link: &str) -> anyhow::Result<LinkFigures> {
+pub(super) fn measure(meet: SocketAddr, gpu: Option<i32>, link: &str) -> anyhow::Result<KvLinkFigures> {
     let device = open(gpu)?;
     let agent = Agent::new(&device, "prefill", AgentOptions::default())?;
     let (local, back) = (memory(&device, gpu)?, memory(&device, gpu)?);
     let connect_ms = time_to_first_byte(&agent, meet, &local)?;
     let peer = agent.connect(meet, SOON)?;
     let remote = peer.region("kv", SOON)?;
-    let bench = Bench { peer, remote, local, back };
+    let bench = KvBench { peer, remote, local, back };
     let lists =
         LISTS.iter().map(|(bytes, pages)| bench.list(*bytes, *pages)).collect::<anyhow::Result<_>>()?;
     let mut requests = Vec::new();
@@ -74,7 +74,7 @@ pub(super) fn measure(meet: SocketAddr, gpu: Option<i32>, link: &str) -> anyhow:
         }
     }
     let paths = bench.local.region().paths().to_string();
-    Ok(LinkFigures { link: link.to_owned(), paths, connect_ms, lists, requests })
+    Ok(KvLinkFigures { link: link.to_owned(), paths, connect_ms, lists, requests })
 }
 
 fn time_to_first_byte(agent: &Agent, meet: SocketAddr, local: &View) -> anyhow::Result<f64> {
@@ -99,7 +99,7 @@ fn time_to_first_byte(agent: &Agent, meet: SocketAddr, local: &View) -> anyhow::
     }
 }
 
-struct Bench {
+struct KvBench {
     peer: Peer,
     remote: Remote,
     local: View,
@@ -107,7 +107,7 @@ struct Bench {
     back: View,
 }
 
-impl Bench {
+impl KvBench {
     fn list(&self, bytes: u64, pages: u64) -> anyhow::Result<List> {
         let (from, to) = (shuffled(MEMORY / bytes, bytes), shuffled(MEMORY / bytes, !bytes));
         let count = usize::try_from(pages.min(MEMORY / bytes))?;

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use super::figures::{LinkFigures, Report};
+use super::figures::{KvLinkFigures, KvReport};
 use crate::bench::numbers::figure;
 use crate::bench::ranks::{link_name, size};
 
-pub(super) fn render(report: &Report) -> String {
+pub(super) fn render(report: &KvReport) -> String {
     let mut out = format!("{}\ntwo processes, {}\n", report.machine, report.memory);
     for link in &report.links {
         // Writing to a string does not fail.
@@ -15,7 +15,7 @@ pub(super) fn render(report: &Report) -> String {
     out
 }
 
-fn section(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
+fn section(out: &mut String, link: &KvLinkFigures) -> std::fmt::Result {
     writeln!(out, "\nover {}; pages: {}", link_name(&link.link), link.paths)?;
     writeln!(out, "connect and write the first byte: {} ms", figure(link.connect_ms))?;
     writeln!(
@@ -61,8 +61,8 @@ pub(super) mod tests {
     use super::super::figures::{List, Requests, SCHEMA};
     use super::*;
 
-    pub(crate) fn report() -> Report {
-        let figures = |link: &str, factor: f64| LinkFigures {
+    pub(crate) fn report() -> KvReport {
+        let figures = |link: &str, factor: f64| KvLinkFigures {
             link: link.into(),
             paths: "cpu".into(),
             connect_ms: 1.5,
@@ -89,7 +89,7 @@ pub(super) mod tests {
                 })
                 .into(),
         };
-        Report {
+        KvReport {
             schema: SCHEMA.into(),
             version: "0.0.0".into(),
             started: "2026-01-01T00:00:00Z".into(),

@@ -33,7 +33,7 @@ impl State {
 /// What went by one path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct Moved {
+pub(crate) struct MovedByPath {
     pub(crate) bytes: u64,
     pub(crate) operations: u64,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Moved {
 /// A device. Missing fields count as zero.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct Device {
+pub(crate) struct LiveDevice {
     #[serde(skip_deserializing)]
     pub(crate) id: String,
     #[serde(skip_deserializing)]
@@ -60,9 +60,9 @@ pub(crate) struct Device {
     /// How packets by UDP are sealed: `no`, `encrypt`, `authenticate`; of several devices `mixed`.
     pub(crate) sealed: String,
     /// By path, from the wire into memory.
-    pub(crate) r#in: BTreeMap<String, Moved>,
+    pub(crate) r#in: BTreeMap<String, MovedByPath>,
     /// By path, from memory to the wire.
-    pub(crate) out: BTreeMap<String, Moved>,
+    pub(crate) out: BTreeMap<String, MovedByPath>,
     pub(crate) staged_reason: Vec<String>,
     pub(crate) udp_reason: Vec<String>,
     pub(crate) packets_sent: u64,
@@ -84,7 +84,7 @@ fn sum(counts: impl IntoIterator<Item = u64>) -> u64 {
     counts.into_iter().fold(0, u64::saturating_add)
 }
 
-impl Device {
+impl LiveDevice {
     pub(super) fn parse(text: &[u8], id: String, state: State) -> Option<Self> {
         let device: Self = serde_json::from_slice(text).ok()?;
         Some(Self { id, state, ..device })
@@ -121,7 +121,7 @@ impl Device {
     }
 
     /// Bytes of one direction on all paths.
-    pub(crate) fn bytes(direction: &BTreeMap<String, Moved>) -> u64 {
+    pub(crate) fn bytes(direction: &BTreeMap<String, MovedByPath>) -> u64 {
         sum(direction.values().map(|moved| moved.bytes))
     }
 

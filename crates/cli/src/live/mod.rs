@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nobounce::nic::soft::{last_snapshot, live_folder};
 use serde_json::{Value, json};
 
-pub(crate) use self::device::{Device, Moved, PATHS, State};
+pub(crate) use self::device::{LiveDevice, MovedByPath, PATHS, State};
 pub(crate) use self::redact::Redactor;
 pub(crate) use self::status::FAILURES;
 #[cfg(feature = "top")]
@@ -21,7 +21,7 @@ pub(crate) use self::status::meaning;
 
 /// Devices that are open, and those that ended in the last minutes; none without a runtime
 /// directory.
-pub(crate) fn devices() -> Vec<Device> {
+pub(crate) fn devices() -> Vec<LiveDevice> {
     let Some(folder) = live_folder::existing() else { return Vec::new() };
     live_folder::prune(&folder);
     devices_in(&folder)
@@ -30,9 +30,9 @@ pub(crate) fn devices() -> Vec<Device> {
 /// Why devices are not seen, if that is so.
 pub(crate) use nobounce::nic::soft::live_folder::trouble;
 
-pub(crate) fn devices_in(folder: &Path) -> Vec<Device> {
+pub(crate) fn devices_in(folder: &Path) -> Vec<LiveDevice> {
     // A device that closes meanwhile has a marker and a report for a moment.
-    let mut found: BTreeMap<String, Device> = BTreeMap::new();
+    let mut found: BTreeMap<String, LiveDevice> = BTreeMap::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let id = path.file_stem().and_then(OsStr::to_str).unwrap_or_default().to_owned();
@@ -52,17 +52,17 @@ pub(crate) fn devices_in(folder: &Path) -> Vec<Device> {
 }
 
 /// A device that has closed.
-fn report(path: &Path, id: String) -> Option<Device> {
-    Device::parse(&live_folder::read(path)?, id, State::Ended)
+fn report(path: &Path, id: String) -> Option<LiveDevice> {
+    LiveDevice::parse(&live_folder::read(path)?, id, State::Ended)
 }
 
 /// The device of a marker. It may close, or be found dead by another reader, at any moment.
-fn marked(marker: &Path, id: String) -> Option<Device> {
+fn marked(marker: &Path, id: String) -> Option<LiveDevice> {
     let is_live = marker.extension().is_some_and(|kind| kind == "open") && live_folder::is_alive(marker);
     let state = if is_live { State::Live } else { State::Killed };
     let live = live_folder::read(&marker.with_extension("live"));
     if let Some(snapshot) = live.as_deref().and_then(last_snapshot) {
-        return Device::parse(snapshot, id, state);
+        return LiveDevice::parse(snapshot, id, state);
     }
     // Closing puts the report into place before the snapshots go: without them a report may have
     // come after the listing. The marker alone would set all counters to zero.
@@ -70,13 +70,13 @@ fn marked(marker: &Path, id: String) -> Option<Device> {
         return Some(ended);
     }
     let head = live_folder::read(marker).or_else(|| live_folder::read(&marker.with_extension("dead")))?;
-    Device::parse(&head, id, state)
+    LiveDevice::parse(&head, id, state)
 }
 
 /// The devices, as the page takes them.
-pub(crate) fn event(devices: &[Device], trouble: Option<String>) -> Value {
+pub(crate) fn event(devices: &[LiveDevice], trouble: Option<String>) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
-    let devices: Vec<_> = devices.iter().map(Device::event).collect();
+    let devices: Vec<_> = devices.iter().map(LiveDevice::event).collect();
     json!({ "time": now, "devices": devices, "trouble": trouble })
 }
 
@@ -161,8 +161,8 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
         let [device] = &devices[..] else { panic!("{devices:?}") };
         let sums = [
-            Device::bytes(&device.r#in),
-            Device::bytes(&device.out),
+            LiveDevice::bytes(&device.r#in),
+            LiveDevice::bytes(&device.out),
             device.staged(),
             device.lost(),
             device.failed(),

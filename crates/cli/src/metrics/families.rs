@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::format::{Family, Kind, Sample};
+use super::format::{Family, MetricKind, Sample};
 use super::node_sums::Sum;
-use crate::live::{Device, FAILURES, Moved, PATHS, State};
+use crate::live::{FAILURES, LiveDevice, MovedByPath, PATHS, State};
 
 /// The metrics of these devices; with those of node_exporter's InfiniBand collector too, where
 /// there are sums for them.
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-pub(super) fn of(devices: &[Device], sums: Option<&BTreeMap<String, Sum>>) -> Vec<Family> {
-    let gauge = |name, help, value: fn(&Device) -> f64| each(devices, name, help, Kind::Gauge, value);
-    let counter = |name, help, value: fn(&Device) -> f64| each(devices, name, help, Kind::Counter, value);
+pub(super) fn of(devices: &[LiveDevice], sums: Option<&BTreeMap<String, Sum>>) -> Vec<Family> {
+    let gauge =
+        |name, help, value: fn(&LiveDevice) -> f64| each(devices, name, help, MetricKind::Gauge, value);
+    let counter =
+        |name, help, value: fn(&LiveDevice) -> f64| each(devices, name, help, MetricKind::Counter, value);
     let mut families = vec![
         gauge("nobounce_device_up", "Whether the device is open.", |device| {
             f64::from(u8::from(device.state == State::Live))
@@ -46,7 +48,7 @@ pub(super) fn of(devices: &[Device], sums: Option<&BTreeMap<String, Sum>>) -> Ve
     families
 }
 
-fn labels(device: &Device) -> Vec<(&'static str, String)> {
+fn labels(device: &LiveDevice) -> Vec<(&'static str, String)> {
     vec![
         ("device", device.device.clone()),
         ("address", device.address.clone()),
@@ -56,18 +58,18 @@ fn labels(device: &Device) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn with(device: &Device, more: &[(&'static str, &str)], value: f64) -> Sample {
+fn with(device: &LiveDevice, more: &[(&'static str, &str)], value: f64) -> Sample {
     let mut labels = labels(device);
     labels.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
     Sample { labels, value, created: device.since }
 }
 
 fn each(
-    devices: &[Device],
+    devices: &[LiveDevice],
     name: &'static str,
     help: &'static str,
-    kind: Kind,
-    value: fn(&Device) -> f64,
+    kind: MetricKind,
+    value: fn(&LiveDevice) -> f64,
 ) -> Family {
     let samples = devices.iter().map(|device| with(device, &[], value(device))).collect();
     Family { name, help, kind, samples }
@@ -80,7 +82,12 @@ fn names<'a, T>(known: &[&'a str], found: &'a BTreeMap<String, T>) -> BTreeSet<&
 }
 
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-fn paths(devices: &[Device], name: &'static str, help: &'static str, value: fn(&Moved) -> u64) -> Family {
+fn paths(
+    devices: &[LiveDevice],
+    name: &'static str,
+    help: &'static str,
+    value: fn(&MovedByPath) -> u64,
+) -> Family {
     let samples = devices.iter().flat_map(|device| {
         [("in", &device.r#in), ("out", &device.out)].into_iter().flat_map(move |(direction, paths)| {
             names(&PATHS, paths).into_iter().map(move |path| {
@@ -89,11 +96,11 @@ fn paths(devices: &[Device], name: &'static str, help: &'static str, value: fn(&
             })
         })
     });
-    Family { name, help, kind: Kind::Counter, samples: samples.collect() }
+    Family { name, help, kind: MetricKind::Counter, samples: samples.collect() }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-fn links(devices: &[Device]) -> Family {
+fn links(devices: &[LiveDevice]) -> Family {
     let samples = devices.iter().flat_map(|device| {
         [("shm", "out", "tx"), ("shm", "in", "rx"), ("udp", "out", "tx"), ("udp", "in", "rx")].map(
             |(link, direction, way)| {
@@ -103,12 +110,12 @@ fn links(devices: &[Device]) -> Family {
         )
     });
     let help = "Bytes of packets by direction and link, headers included.";
-    Family { name: "nobounce_link_bytes", help, kind: Kind::Counter, samples: samples.collect() }
+    Family { name: "nobounce_link_bytes", help, kind: MetricKind::Counter, samples: samples.collect() }
 }
 
 /// What devices with a key, or with a list of peers, dropped of the network.
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-fn refused(devices: &[Device]) -> Option<Family> {
+fn refused(devices: &[LiveDevice]) -> Option<Family> {
     let samples: Vec<_> = devices
         .iter()
         .flat_map(|device| {
@@ -123,13 +130,13 @@ fn refused(devices: &[Device]) -> Option<Family> {
     (!samples.is_empty()).then_some(Family {
         name: "nobounce_packets_refused",
         help,
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         samples,
     })
 }
 
 #[allow(clippy::cast_precision_loss, reason = "Prometheus' values are floats")]
-fn errors(devices: &[Device]) -> Family {
+fn errors(devices: &[LiveDevice]) -> Family {
     let samples = devices.iter().flat_map(|device| {
         names(&FAILURES.map(|(status, _)| status), &device.errors).into_iter().map(|status| {
             let count = device.errors.get(status).copied().unwrap_or_default();
@@ -137,7 +144,7 @@ fn errors(devices: &[Device]) -> Family {
         })
     });
     let help = "Failed work requests by completion status.";
-    Family { name: "nobounce_errors", help, kind: Kind::Counter, samples: samples.collect() }
+    Family { name: "nobounce_errors", help, kind: MetricKind::Counter, samples: samples.collect() }
 }
 
 /// All devices of one name as an adapter with one port, as node_exporter has it. Counters of a
@@ -152,8 +159,8 @@ fn node_families(sums: &BTreeMap<String, Sum>) -> Vec<Family> {
         });
         Family { name, help, kind, samples: samples.collect() }
     };
-    let counter = |name, help, value| family(name, help, Kind::Counter, value);
-    let gauge = |name, help, value| family(name, help, Kind::Gauge, value);
+    let counter = |name, help, value| family(name, help, MetricKind::Counter, value);
+    let gauge = |name, help, value| family(name, help, MetricKind::Gauge, value);
     let info = sums.keys().map(|device| Sample {
         labels: vec![
             ("device", device.clone()),
@@ -168,7 +175,7 @@ fn node_families(sums: &BTreeMap<String, Sum>) -> Vec<Family> {
         Family {
             name: "node_infiniband_info",
             help: "Non-numeric data from /sys/class/infiniband/<device>, value is always 1.",
-            kind: Kind::Gauge,
+            kind: MetricKind::Gauge,
             samples: info.collect(),
         },
         counter(
@@ -229,8 +236,8 @@ mod tests {
     use crate::metrics::format::{Format, text};
     use crate::metrics::node_sums::NodeSums;
 
-    fn device() -> Device {
-        let moved = |bytes| [("cpu".to_owned(), Moved { bytes, operations: 2 })].into();
+    fn device() -> LiveDevice {
+        let moved = |bytes| [("cpu".to_owned(), MovedByPath { bytes, operations: 2 })].into();
         let link = [
             ("shm_tx_bytes", 7),
             ("udp_tx_lost_buffer_full", 3),
@@ -238,7 +245,7 @@ mod tests {
             ("udp_rx_lost_queue_full", 100),
             ("fault_lost", 1000),
         ];
-        Device {
+        LiveDevice {
             id: "5-0".to_owned(),
             pid: 5,
             program: "ib_write_bw".to_owned(),
@@ -250,7 +257,7 @@ mod tests {
             link: link.map(|(name, count)| (name.to_owned(), count)).into(),
             since: 1_700_000_000,
             rate_gbps: 100,
-            ..Device::default()
+            ..LiveDevice::default()
         }
     }
 
@@ -264,8 +271,9 @@ mod tests {
     /// counters yet has all series.
     #[test]
     fn every_series_is_there_from_the_start() {
-        let new = Device { r#in: BTreeMap::new(), out: BTreeMap::new(), errors: BTreeMap::new(), ..device() };
-        let series = |device: &Device| {
+        let new =
+            LiveDevice { r#in: BTreeMap::new(), out: BTreeMap::new(), errors: BTreeMap::new(), ..device() };
+        let series = |device: &LiveDevice| {
             let samples = of(std::slice::from_ref(device), None).into_iter().flat_map(|family| {
                 family.samples.into_iter().map(move |sample| (family.name, sample.labels, sample.created))
             });
@@ -285,7 +293,7 @@ mod tests {
         let names: Vec<String> = of(&[device()], None)
             .iter()
             .map(|family| {
-                format!("{}{}", family.name, if family.kind == Kind::Counter { "_total" } else { "" })
+                format!("{}{}", family.name, if family.kind == MetricKind::Counter { "_total" } else { "" })
             })
             .collect();
         let mut asked = 0;

@@ -8,12 +8,12 @@ pub(super) struct Family {
     /// Without the `_total` of counters.
     pub(super) name: &'static str,
     pub(super) help: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: MetricKind,
     pub(super) samples: Vec<Sample>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MetricKind {
     Counter,
     Gauge,
 }
@@ -61,10 +61,10 @@ pub(super) fn text(families: &[Family], format: Format) -> String {
 
 fn write_family(text: &mut String, family: &Family, format: Format) -> std::fmt::Result {
     let Family { name, help, kind, samples } = family;
-    let has_created = *kind == Kind::Counter && format == Format::OpenMetrics;
+    let has_created = *kind == MetricKind::Counter && format == Format::OpenMetrics;
     let (kind, ending) = match kind {
-        Kind::Counter => ("counter", "_total"),
-        Kind::Gauge => ("gauge", ""),
+        MetricKind::Counter => ("counter", "_total"),
+        MetricKind::Gauge => ("gauge", ""),
     };
     // OpenMetrics names the family, Prometheus the samples.
     let titled = if format == Format::OpenMetrics { "" } else { ending };
@@ -95,14 +95,14 @@ mod tests {
         let family = Family {
             name: "nobounce_bytes",
             help: "Bytes.",
-            kind: Kind::Counter,
+            kind: MetricKind::Counter,
             samples: vec![Sample {
                 labels: vec![("program", "a\"b\\c\nd".to_owned())],
                 value: 12_345_678_901.0,
                 created: 17,
             }],
         };
-        let empty = Family { name: "none", help: "", kind: Kind::Gauge, samples: Vec::new() };
+        let empty = Family { name: "none", help: "", kind: MetricKind::Gauge, samples: Vec::new() };
         let families = [family, empty];
         let created = "nobounce_bytes_created{program=\"a\\\"b\\\\c\\nd\"} 17\n";
         let line = "nobounce_bytes_total{program=\"a\\\"b\\\\c\\nd\"} 12345678901\n";

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nobounce::nic::soft::live_folder;
 use serde::{Deserialize, Serialize};
 
-use crate::live::{Device, State};
+use crate::live::{LiveDevice, State};
 
 /// The file, the one that replaces it, and the lock of both.
 const FILE: &str = "node-names";
@@ -40,11 +40,11 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    fn of(device: &Device) -> Self {
+    fn of(device: &LiveDevice) -> Self {
         let lost_out = device.lost_of("_tx_");
         Self {
-            bytes_in: Device::bytes(&device.r#in),
-            bytes_out: Device::bytes(&device.out),
+            bytes_in: LiveDevice::bytes(&device.r#in),
+            bytes_out: LiveDevice::bytes(&device.out),
             packets_in: device.packets_received,
             packets_out: device.packets_sent,
             discards_in: device.lost().saturating_sub(lost_out),
@@ -104,7 +104,7 @@ pub(super) struct NodeSums {
 
 impl NodeSums {
     /// The sums with these devices, by device name.
-    pub(super) fn taken(&mut self, devices: &[Device], now: u64) -> BTreeMap<String, Sum> {
+    pub(super) fn taken(&mut self, devices: &[LiveDevice], now: u64) -> BTreeMap<String, Sum> {
         for device in devices {
             let gone =
                 self.gone.entry(device.device.clone()).or_insert(Gone { created: now, ..Gone::default() });
@@ -132,7 +132,7 @@ impl NodeSums {
 }
 
 /// The sums with these devices. Where nothing can be kept they are those of these devices alone.
-pub(super) fn update(devices: &[Device]) -> BTreeMap<String, Sum> {
+pub(super) fn update(devices: &[LiveDevice]) -> BTreeMap<String, Sum> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     match live_folder::existing() {
         Some(folder) => update_in(&folder, devices, now),
@@ -140,7 +140,7 @@ pub(super) fn update(devices: &[Device]) -> BTreeMap<String, Sum> {
     }
 }
 
-fn update_in(folder: &Path, devices: &[Device], now: u64) -> BTreeMap<String, Sum> {
+fn update_in(folder: &Path, devices: &[LiveDevice], now: u64) -> BTreeMap<String, Sum> {
     // Held until the end of the function.
     let lock = locked(&folder.join(LOCK));
     let text = live_folder::read(&folder.join(FILE)).unwrap_or_default();
@@ -177,15 +177,15 @@ fn locked(path: &Path) -> Option<File> {
 mod tests {
     use super::*;
 
-    fn device(id: &str, packets_sent: u64, state: State) -> Device {
-        Device {
+    fn device(id: &str, packets_sent: u64, state: State) -> LiveDevice {
+        LiveDevice {
             id: id.to_owned(),
             device: "nb0".to_owned(),
             since: 5,
             packets_sent,
             rate_gbps: 100,
             state,
-            ..Device::default()
+            ..LiveDevice::default()
         }
     }
 
@@ -193,7 +193,7 @@ mod tests {
     fn sums_never_fall() {
         let folder = std::env::temp_dir().join(format!("nobounce-node-names-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
-        let sum = |devices: &[Device], now: u64| {
+        let sum = |devices: &[LiveDevice], now: u64| {
             let sum = update_in(&folder, devices, now)["nb0"];
             (sum.counts.packets_out, sum.is_live, sum.created, sum.rate_gbps)
         };
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(sum(&[two], 1700), (112, true, 1000, 100));
         assert_eq!(sum(&[], 1701), (112, false, 1000, 100));
         assert_eq!(
-            sum(&[Device { since: 9, ..device("2-0", 1, State::Live) }], 1702),
+            sum(&[LiveDevice { since: 9, ..device("2-0", 1, State::Live) }], 1702),
             (113, true, 1000, 100)
         );
         // Long after, only sums are kept.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use nobounce_emulator::{DirectionReport, Emulator, End, PathConfig};
 
-use super::figures::{Alone, Beside, Clean, CleanFlow, Condition, Report, SCHEMA};
+use super::figures::{Alone, Beside, Clean, CleanFlow, Condition, PathReport, SCHEMA};
 use super::flow::{self, FlowFigures, NB0};
 use super::run::{at, late_us};
 use super::{flow_tcp, table};
@@ -63,7 +63,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         return Ok(Verdict::Fine);
     }
     ranks::check_files(args)?;
-    let mut bench = Bench {
+    let mut bench = PathBench {
         times: Times::of(args),
         passes: args.passes.unwrap_or(if args.quick { 1 } else { PASSES }),
         kinds: Vec::new(),
@@ -81,7 +81,7 @@ pub(crate) fn main(args: &BenchArgs) -> anyhow::Result<Verdict> {
         let most = clean.iter().find(|one| one.mtu == path.mtu).map_or(0.0, fastest_tcp);
         conditions.push(bench.condition(path, most)?);
     }
-    let report = Report {
+    let report = PathReport {
         schema: SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         started,
@@ -118,7 +118,7 @@ fn fastest_tcp(clean: &Clean) -> f64 {
     clean.flows.iter().filter(|one| one.kind != NB0).map(|one| one.gbytes_per_s).fold(0.0, f64::max)
 }
 
-struct Bench {
+struct PathBench {
     times: Times,
     passes: u32,
     /// What there is to compare; empty before the first path.
@@ -126,7 +126,7 @@ struct Bench {
     notes: Vec<String>,
 }
 
-impl Bench {
+impl PathBench {
     /// The emulator without faults, as fast as it is.
     fn clean(&mut self, mtu: u32) -> anyhow::Result<Clean> {
         let path = PathConfig { mtu, ..PathConfig::default() };
@@ -232,10 +232,10 @@ impl Bench {
 }
 
 /// A path with the receiving process at its far end.
-fn ends(path: &PathConfig) -> anyhow::Result<Ends> {
+fn ends(path: &PathConfig) -> anyhow::Result<PathEnds> {
     let emulator = Emulator::start(path)?;
     let receiver = Process::start(&emulator, End::Far, &["--serve"])?;
-    Ok(Ends { _receiver: receiver, emulator })
+    Ok(PathEnds { _receiver: receiver, emulator })
 }
 
 /// A line of progress.
@@ -245,13 +245,13 @@ fn say(what: &str) {
     }
 }
 
-struct Ends {
+struct PathEnds {
     /// Killed before the path ends.
     _receiver: Process,
     emulator: Emulator,
 }
 
-impl Ends {
+impl PathEnds {
     fn start(&self, kind: &str, flows: usize, times: Times, ping: bool) -> anyhow::Result<Process> {
         let time = if ping { times.ping } else { times.stream };
         let [flows, warm_up, time] =

@@ -7,7 +7,7 @@ pub(super) const SCHEMA: &str = "nobounce-path/1";
 
 /// One run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Report {
+pub(super) struct PathReport {
     pub(super) schema: String,
     pub(super) version: String,
     pub(super) started: String,

@@ -17,7 +17,7 @@ const LISTEN: &str = "0A";
 
 /// The command: arguments in, exit code out. An error is exit code 2.
 pub(crate) fn main(args: &PathArgs) -> anyhow::Result<ExitCode> {
-    let signals = args.far.is_some().then(Signals::block);
+    let signals = args.far.is_some().then(EndingSignals::block);
     let emulator = Emulator::start(&args.path)?;
     let far = args.far.as_ref().map(|far| {
         let mut command = at(&emulator, End::Far, "sh")?;
@@ -50,7 +50,7 @@ pub(super) fn at(emulator: &Emulator, end: End, program: &str) -> anyhow::Result
     // SAFETY: between fork and exec it makes one system call and allocates nothing.
     unsafe {
         command.pre_exec(|| {
-            Signals::all().unblock();
+            EndingSignals::all().unblock();
             Ok(())
         })
     };
@@ -85,9 +85,9 @@ pub(super) fn late_us(report: &DirectionReport) -> f64 {
 
 /// The signals that end this program. The far program is in a group of its own, which a terminal
 /// does not reach.
-struct Signals(libc::sigset_t);
+struct EndingSignals(libc::sigset_t);
 
-impl Signals {
+impl EndingSignals {
     fn all() -> Self {
         // SAFETY: a sigset_t is plain data; the calls write to a live set only.
         unsafe {

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use super::figures::{Condition, Report};
+use super::figures::{Condition, PathReport};
 use super::flow::NB0;
 use crate::bench::numbers::figure;
 
-pub(super) fn render(report: &Report) -> String {
+pub(super) fn render(report: &PathReport) -> String {
     let mut out = format!("{}\n", report.machine);
     // Writing to a string does not fail.
     let _ = clean(&mut out, report);
@@ -18,7 +18,7 @@ pub(super) fn render(report: &Report) -> String {
     out
 }
 
-fn clean(out: &mut String, report: &Report) -> std::fmt::Result {
+fn clean(out: &mut String, report: &PathReport) -> std::fmt::Result {
     writeln!(out, "\nthe emulated path without faults and rate:")?;
     writeln!(
         out,
@@ -42,7 +42,7 @@ fn clean(out: &mut String, report: &Report) -> std::fmt::Result {
     Ok(())
 }
 
-fn alone(out: &mut String, report: &Report) -> std::fmt::Result {
+fn alone(out: &mut String, report: &PathReport) -> std::fmt::Result {
     writeln!(out, "\none flow alone, median of {}:", report.passes)?;
     writeln!(
         out,
@@ -70,7 +70,7 @@ fn alone(out: &mut String, report: &Report) -> std::fmt::Result {
     Ok(())
 }
 
-fn beside(out: &mut String, report: &Report) -> std::fmt::Result {
+fn beside(out: &mut String, report: &PathReport) -> std::fmt::Result {
     if report.conditions.iter().all(|path| path.beside.is_empty()) {
         return Ok(());
     }
@@ -118,7 +118,7 @@ mod tests {
     use super::super::figures::{Alone, Beside, Clean, CleanFlow, SCHEMA};
     use super::*;
 
-    fn report() -> Report {
+    fn report() -> PathReport {
         let alone = |kind: &str, speed: f64| Alone {
             kind: kind.into(),
             gbytes_per_s: speed,
@@ -134,7 +134,7 @@ mod tests {
             emulator_cpu_s_per_gb: 1.5,
             late_us: 3.25,
         };
-        Report {
+        PathReport {
             schema: SCHEMA.into(),
             version: "0.0.0".into(),
             started: "2026-01-01T00:00:00Z".into(),

@@ -9,7 +9,7 @@ use nobounce_topology::platform::Platform;
 use nobounce_topology::tree::Distance;
 use serde::de::DeserializeOwned;
 
-use super::sizes::{Amount, Sizes};
+use super::sizes::{ByteAmount, PredictSizes};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,7 +53,7 @@ pub(crate) struct PredictArgs {
 
     /// Message size, or a range in powers of two such as 8..1G; up to 1T; may be repeated
     #[arg(long, value_name = "SIZE", value_delimiter = ',', help_heading = "Results")]
-    pub(crate) size: Vec<Sizes>,
+    pub(crate) size: Vec<PredictSizes>,
 
     /// Print the prediction as JSON
     #[arg(long, help_heading = "Results")]
@@ -218,7 +218,7 @@ pub(crate) struct PartArgs {
 
     /// Size of the GPU's BAR1
     #[arg(long, value_name = "SIZE")]
-    pub(crate) bar1: Option<Amount>,
+    pub(crate) bar1: Option<ByteAmount>,
 
     /// Host memory bandwidth at each end [default: all channels of the processor]
     #[arg(long, value_name = "GB/s")]
@@ -239,7 +239,7 @@ pub(crate) struct PartArgs {
 
     /// Chunk size of staged transfers [default: 512K]
     #[arg(long, value_name = "SIZE")]
-    pub(crate) chunk: Option<Amount>,
+    pub(crate) chunk: Option<ByteAmount>,
 }
 
 impl PartArgs {
@@ -320,7 +320,7 @@ pub(crate) struct ClusterArgs {
 
     /// Bytes that each GPU exchanges per step: gradients, or a KV cache
     #[arg(long, value_name = "SIZE", requires = "nodes")]
-    pub(crate) bytes: Option<Amount>,
+    pub(crate) bytes: Option<ByteAmount>,
 
     /// Compute time of a step in milliseconds [default: 0]
     #[arg(long, value_name = "MS", requires = "nodes", allow_negative_numbers = true)]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use nobounce_predict::calibration::{
-    Bench, Calibration, Fit, LISTED_BELOW, ONE_LINE, Residual, Series, Split,
+    Bench, Calibration, Fit, FitResidual, LISTED_BELOW, ONE_LINE, Series, Split,
 };
 use nobounce_predict::report::{bytes, figure};
 
@@ -100,7 +100,7 @@ fn has_seen(fit: &Fit) -> bool {
 }
 
 /// What is kept beyond the constants, and what is left then.
-fn seen(one: &Residual) -> String {
+fn seen(one: &FitResidual) -> String {
     if one.seen_us == 0.0 {
         return String::new();
     }
@@ -118,7 +118,7 @@ fn more(fit: &Fit) -> String {
 }
 
 /// What the passes of the run found, where there were several.
-fn passes(one: &Residual) -> String {
+fn passes(one: &FitResidual) -> String {
     one.passes_us.map_or(String::new(), |(quickest, slowest)| {
         format!("  (passes {} to {})", figure(quickest), figure(slowest))
     })
@@ -144,9 +144,9 @@ fn compare(
     let tolerance = args.tolerance.unwrap_or(TOLERANCE);
     let found = calibration.against(second);
     anyhow::ensure!(!found.is_empty(), "the two runs have no case in common");
-    let is_off = |one: &Residual| one.left().abs() > tolerance;
+    let is_off = |one: &FitResidual| one.left().abs() > tolerance;
     // The run-to-run difference, independent of the fit.
-    let apart = |series: &Series, one: &Residual| {
+    let apart = |series: &Series, one: &FitResidual| {
         calibration.measured_before(series, one.size).map(|before| one.measured_us / before - 1.0)
     };
     for (series, one) in &found {
@@ -169,7 +169,7 @@ fn compare(
             if is_off(one) { format!("  off{runs}") } else { String::new() }
         )?;
     }
-    let off: Vec<&Residual> = found.iter().map(|(_, one)| one).filter(|one| is_off(one)).collect();
+    let off: Vec<&FitResidual> = found.iter().map(|(_, one)| one).filter(|one| is_off(one)).collect();
     writeln!(out, "{} of {} within {:.0} %", found.len() - off.len(), found.len(), tolerance * 100.0)?;
     if found.iter().any(|(_, one)| one.seen_us != 0.0) {
         let near = found.iter().filter(|(_, one)| one.error().abs() <= tolerance).count();

@@ -9,13 +9,13 @@ use nobounce_predict::report::{bytes, figure};
 use nobounce_predict::{plot_cluster, window};
 use nobounce_topology::facts::{Facts, GpuVendor};
 
-use super::Machine;
+use super::PredictedMachine;
 use super::args::PredictArgs;
 
 pub(super) fn main(
     args: &PredictArgs,
     nodes: u32,
-    machine: &Machine,
+    machine: &PredictedMachine,
     parts: &Parts,
     out: &mut dyn Write,
 ) -> anyhow::Result<ExitCode> {
@@ -40,7 +40,7 @@ pub(super) fn main(
 pub(super) fn json(
     args: &PredictArgs,
     nodes: u32,
-    machine: &Machine,
+    machine: &PredictedMachine,
     parts: &Parts,
 ) -> anyhow::Result<serde_json::Value> {
     let cluster = cluster(args, nodes, machine);
@@ -71,7 +71,7 @@ fn limited(parts: &Parts, found: &[Impact]) -> Parts {
     parts.clone().with_limits(found.iter().flat_map(|one| [one.direct.binds, one.staged.binds]))
 }
 
-fn cluster(args: &PredictArgs, nodes: u32, machine: &Machine) -> Cluster {
+fn cluster(args: &PredictArgs, nodes: u32, machine: &PredictedMachine) -> Cluster {
     let facts = machine.facts.as_ref();
     let count = |found: usize| u32::try_from(found).ok().filter(|found| *found > 0);
     let gpus = facts.and_then(|facts| count(facts.gpus.len()));

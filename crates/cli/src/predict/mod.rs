@@ -75,12 +75,12 @@ pub(crate) fn json(args: &PredictArgs, here: &Facts) -> anyhow::Result<serde_jso
 }
 
 /// A machine, and what of it is looked at.
-struct Machine {
+struct PredictedMachine {
     facts: Option<Facts>,
     found: Found,
 }
 
-impl Machine {
+impl PredictedMachine {
     /// What is predicted, with the options that change it.
     fn title(&self, args: &PredictArgs) -> String {
         let title = &self.found.title;
@@ -94,7 +94,10 @@ impl Machine {
     }
 }
 
-fn machine(args: &PredictArgs, here: impl FnOnce() -> anyhow::Result<Facts>) -> anyhow::Result<Machine> {
+fn machine(
+    args: &PredictArgs,
+    here: impl FnOnce() -> anyhow::Result<Facts>,
+) -> anyhow::Result<PredictedMachine> {
     let choice = Choice { gpu: args.gpu, nic: args.nic.clone() };
     let facts = match (&args.machine, &args.facts) {
         (Some(name), _) => machines::machine(name).with_context(|| {
@@ -105,7 +108,7 @@ fn machine(args: &PredictArgs, here: impl FnOnce() -> anyhow::Result<Facts>) -> 
         }
         // A named link describes a machine of its own; nothing of this one applies then.
         (None, None) if args.parts.link.is_some() => {
-            return Ok(Machine {
+            return Ok(PredictedMachine {
                 facts: None,
                 found: Found { spec: Spec::default(), title: "the given parts".to_owned() },
             });
@@ -113,10 +116,14 @@ fn machine(args: &PredictArgs, here: impl FnOnce() -> anyhow::Result<Facts>) -> 
         (None, None) => here()?,
     };
     let found = parts_of(&facts, &choice)?;
-    Ok(Machine { facts: Some(facts), found })
+    Ok(PredictedMachine { facts: Some(facts), found })
 }
 
-fn parts(args: &PredictArgs, machine: &Machine, calibration: Option<Calibration>) -> anyhow::Result<Parts> {
+fn parts(
+    args: &PredictArgs,
+    machine: &PredictedMachine,
+    calibration: Option<Calibration>,
+) -> anyhow::Result<Parts> {
     let mut parts = args.parts.over(machine.found.spec.clone()).resolve()?;
     if calibration.is_some() && !parts.is_software_nic_here() {
         bail!(

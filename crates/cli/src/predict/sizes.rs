@@ -8,13 +8,13 @@ use crate::size::doubling;
 
 /// One amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Amount(pub(crate) u64);
+pub(crate) struct ByteAmount(pub(crate) u64);
 
 /// One `--size` argument: a size, or a range walked in powers of two.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Sizes(pub(crate) Vec<u64>);
+pub(crate) struct PredictSizes(pub(crate) Vec<u64>);
 
-impl FromStr for Amount {
+impl FromStr for ByteAmount {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -40,14 +40,14 @@ impl FromStr for Amount {
     }
 }
 
-impl FromStr for Sizes {
+impl FromStr for PredictSizes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let Some((from, to)) = text.split_once("..") else {
-            return Ok(Self(vec![text.parse::<Amount>()?.0]));
+            return Ok(Self(vec![text.parse::<ByteAmount>()?.0]));
         };
-        let (from, to) = (from.parse::<Amount>()?.0, to.parse::<Amount>()?.0);
+        let (from, to) = (from.parse::<ByteAmount>()?.0, to.parse::<ByteAmount>()?.0);
         if from > to || from == 0 {
             return Err(format!(
                 "invalid range {text:?}: expected the smaller size first, and not 0, such as 1..8M"
@@ -63,11 +63,11 @@ mod tests {
 
     #[test]
     fn amounts_and_ranges() {
-        assert_eq!("1T".parse(), Ok(Amount(1 << 40)));
-        assert_eq!("0".parse(), Ok(Amount(0)));
-        assert_eq!("4..10".parse(), Ok(Sizes(vec![4, 8, 10])));
+        assert_eq!("1T".parse(), Ok(ByteAmount(1 << 40)));
+        assert_eq!("0".parse(), Ok(ByteAmount(0)));
+        assert_eq!("4..10".parse(), Ok(PredictSizes(vec![4, 8, 10])));
         for wrong in ["2T", "-1", "x", "8..4", "0..4", "99999999999999999999", ""] {
-            assert!(wrong.parse::<Sizes>().is_err(), "{wrong:?}");
+            assert!(wrong.parse::<PredictSizes>().is_err(), "{wrong:?}");
         }
     }
 }

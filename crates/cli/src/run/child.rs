@@ -31,15 +31,15 @@ fn forwarded() -> impl Iterator<Item = libc::c_int> {
     (1..=libc::SIGRTMAX()).filter(|signal| !OURS.contains(signal))
 }
 
-/// Signals that [`Signals::wait`] handles from now on, instead of killing us with our folder left
-/// behind.
-pub(crate) struct Signals {
+/// Signals that [`ChildSignals::wait`] handles from now on, instead of killing us with our folder
+/// left behind.
+pub(crate) struct ChildSignals {
     set: libc::sigset_t,
     /// What was blocked before, which the command starts with.
     before: libc::sigset_t,
 }
 
-impl Signals {
+impl ChildSignals {
     /// Blocks them in this thread: call it before another thread starts.
     pub(crate) fn block() -> Self {
         // SAFETY: a sigset_t is plain data, and sigemptyset makes it a valid one.
@@ -114,7 +114,7 @@ impl StartError {
 /// With `mounts`, in a mount namespace of its own.
 pub(crate) fn start(
     command: &mut Command,
-    signals: &Signals,
+    signals: &ChildSignals,
     mounts: Option<Mounts>,
 ) -> Result<Child, StartError> {
     let before = signals.before;
@@ -158,7 +158,7 @@ mod tests {
     fn ends_are_numbers_as_in_a_shell() {
         assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
         assert_eq!(code(ExitStatus::from_raw(libc::SIGKILL)), 137);
-        let signals = Signals::block();
+        let signals = ChildSignals::block();
         assert_eq!(start(&mut Command::new("/no/such/program"), &signals, None).unwrap_err().code(), 127);
         let refused = start(&mut Command::new("/"), &signals, None).unwrap_err();
         assert_eq!(refused.code(), 126, "{refused}");

@@ -46,7 +46,7 @@ pub(crate) fn main(args: &RunArgs) -> anyhow::Result<ExitCode> {
     );
 
     // From here on a signal must not end us before the folder is removed.
-    let signals = child::Signals::block();
+    let signals = child::ChildSignals::block();
     // Resolved: what is below it is compared with what realpath finds.
     let parent = std::env::temp_dir();
     let parent = parent.canonicalize().unwrap_or(parent);

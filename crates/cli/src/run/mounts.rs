@@ -43,7 +43,7 @@ fn hint(error: &io::Error) -> &'static str {
 
 /// One thing to do in the new process.
 #[derive(Debug)]
-enum Step {
+enum MountStep {
     /// A mount namespace, inside a user namespace unless we are privileged; user and group IDs stay
     /// the same.
     Namespace {
@@ -72,7 +72,7 @@ enum Step {
     },
 }
 
-impl Step {
+impl MountStep {
     /// What did not work, for people.
     fn describe(&self) -> String {
         let show = |path: &CStr| path.to_string_lossy().into_owned();
@@ -92,7 +92,7 @@ impl Step {
 /// All steps, and the pipe through which the new process reports a failure.
 #[derive(Debug)]
 pub(crate) struct Mounts {
-    steps: Vec<Step>,
+    steps: Vec<MountStep>,
     told: File,
     tell: OwnedFd,
 }
@@ -102,7 +102,7 @@ impl Mounts {
     /// the name of a folder to build in.
     pub(crate) fn plan(view: &Path, cover: &Path, system: &System<'_>) -> Result<Self, MountsError> {
         let (told, tell) = pipe().map_err(|source| MountsError::new("cannot create a pipe", source))?;
-        let mut plan = Plan { steps: vec![namespace()], cover };
+        let mut plan = MountPlan { steps: vec![namespace()], cover };
         fs::create_dir(cover)
             .map_err(|source| MountsError::new("cannot create the build directory", source))?;
         let places = [
@@ -143,12 +143,12 @@ impl Mounts {
 }
 
 /// The list of steps as it grows.
-struct Plan<'a> {
-    steps: Vec<Step>,
+struct MountPlan<'a> {
+    steps: Vec<MountStep>,
     cover: &'a Path,
 }
 
-impl Plan<'_> {
+impl MountPlan<'_> {
     /// Shows the folders `names` of `ours` in `theirs`, next to what is there. An existing folder
     /// keeps its contents.
     fn show(&mut self, ours: &Path, theirs: &Path, names: &[&str]) -> io::Result<()> {
@@ -170,18 +170,18 @@ impl Plan<'_> {
     /// Covers `theirs` with a folder that has all its contents, and `new` from `ours`.
     fn cover(&mut self, ours: &Path, theirs: &Path, new: &[&OsStr]) -> io::Result<()> {
         let cover = text(self.cover);
-        self.steps.push(Step::Tmpfs(cover.clone()));
+        self.steps.push(MountStep::Tmpfs(cover.clone()));
         for entry in fs::read_dir(theirs)? {
-            self.put(entry?.path(), |from, at| Step::Keep { from, at })?;
+            self.put(entry?.path(), |from, at| MountStep::Keep { from, at })?;
         }
         for name in new {
-            self.put(ours.join(name), |from, at| Step::Bind { from, at })?;
+            self.put(ours.join(name), |from, at| MountStep::Bind { from, at })?;
         }
-        self.steps.push(Step::Move { from: cover, to: text(theirs) });
+        self.steps.push(MountStep::Move { from: cover, to: text(theirs) });
         Ok(())
     }
 
-    fn put(&mut self, from: PathBuf, mount: fn(CString, CString) -> Step) -> io::Result<()> {
+    fn put(&mut self, from: PathBuf, mount: fn(CString, CString) -> MountStep) -> io::Result<()> {
         let at = text(&self.cover.join(from.file_name().unwrap_or_default()));
         let kind = match fs::symlink_metadata(&from) {
             Ok(facts) => facts.file_type(),
@@ -190,10 +190,10 @@ impl Plan<'_> {
         };
         if kind.is_symlink() {
             let to = text(&fs::read_link(&from)?);
-            self.steps.push(Step::Link { to, at });
+            self.steps.push(MountStep::Link { to, at });
             return Ok(());
         }
-        let point = if kind.is_dir() { Step::Folder } else { Step::File };
+        let point = if kind.is_dir() { MountStep::Folder } else { MountStep::File };
         self.steps.extend([point(at.clone()), mount(text(&from), at)]);
         Ok(())
     }
@@ -204,10 +204,10 @@ fn text(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap_or_default()
 }
 
-fn namespace() -> Step {
+fn namespace() -> MountStep {
     // SAFETY: they only return numbers.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    Step::Namespace { uids: format!("{uid} {uid} 1"), gids: format!("{gid} {gid} 1") }
+    MountStep::Namespace { uids: format!("{uid} {uid} 1"), gids: format!("{gid} {gid} 1") }
 }
 
 fn pipe() -> io::Result<(File, OwnedFd)> {
@@ -218,25 +218,25 @@ fn pipe() -> io::Result<(File, OwnedFd)> {
     Ok(unsafe { (File::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
-fn perform(step: &Step) -> io::Result<()> {
+fn perform(step: &MountStep) -> io::Result<()> {
     match step {
-        Step::Namespace { uids, gids } => enter(uids, gids),
-        Step::Tmpfs(at) => mount(Some(c"tmpfs"), at, Some(c"tmpfs"), 0, Some(c"mode=755")),
+        MountStep::Namespace { uids, gids } => enter(uids, gids),
+        MountStep::Tmpfs(at) => mount(Some(c"tmpfs"), at, Some(c"tmpfs"), 0, Some(c"mode=755")),
         // SAFETY: the path ends with a NUL.
-        Step::Folder(at) => check(unsafe { libc::mkdir(at.as_ptr(), 0o755) }),
-        Step::File(at) => {
+        MountStep::Folder(at) => check(unsafe { libc::mkdir(at.as_ptr(), 0o755) }),
+        MountStep::File(at) => {
             // SAFETY: the path ends with a NUL.
             check(unsafe { libc::mknod(at.as_ptr(), libc::S_IFREG | 0o644, 0) })
         }
         // SAFETY: both end with a NUL.
-        Step::Link { to, at } => check(unsafe { libc::symlink(to.as_ptr(), at.as_ptr()) }),
-        Step::Keep { from, at } => match bind(from, at) {
+        MountStep::Link { to, at } => check(unsafe { libc::symlink(to.as_ptr(), at.as_ptr()) }),
+        MountStep::Keep { from, at } => match bind(from, at) {
             // It went in the meantime.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             outcome => outcome,
         },
-        Step::Bind { from, at } => bind(from, at),
-        Step::Move { from, to } => mount(Some(from), to, None, libc::MS_MOVE, None),
+        MountStep::Bind { from, at } => bind(from, at),
+        MountStep::Move { from, to } => mount(Some(from), to, None, libc::MS_MOVE, None),
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 use nobounce::nic::soft::last_snapshot;
 
 use super::copies;
-use crate::live::Device;
+use crate::live::LiveDevice;
 use crate::size::decimal;
 
 /// Most refusals and errors in the last line; programs may try many things that no device has.
@@ -36,7 +36,7 @@ pub(crate) struct Totals {
     cut_short: u64,
     /// What was refused or went wrong, and how often.
     said: BTreeMap<String, u64>,
-    sum: Device,
+    sum: LiveDevice,
 }
 
 /// Sums the reports in the folder. An invalid one is ignored.
@@ -44,7 +44,7 @@ pub(crate) fn read(folder: &Path) -> Totals {
     let (mut totals, mut looked) = (Totals::default(), BTreeSet::new());
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        let parse = |text: &[u8]| serde_json::from_slice::<Device>(text).ok();
+        let parse = |text: &[u8]| serde_json::from_slice::<LiveDevice>(text).ok();
         let told = match path.extension().and_then(|ending| ending.to_str()) {
             Some("json") => fs::read(&path).ok().and_then(|text| parse(&text)),
             Some("open") => {
@@ -269,7 +269,7 @@ mod tests {
         assert!(short.starts_with("word word") && short.len() < 220, "{short}");
         assert!(short.ends_with("word ...; b; and 1 more (--explain lists them)"), "{short}");
         let totals = Totals {
-            sum: Device { staged_reason: vec![long.clone()], ..Device::default() },
+            sum: LiveDevice { staged_reason: vec![long.clone()], ..LiveDevice::default() },
             ..Totals::default()
         };
         assert_eq!(totals.details(), [format!("staged: {long}")]);

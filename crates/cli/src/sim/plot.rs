@@ -23,7 +23,7 @@ const COLORS: [RGBColor; 4] = [
 const QUANTILES: [&str; 4] = ["p50", "p99", "p99.9", "max"];
 
 /// One chart: lines over a common horizontal axis.
-struct Panel {
+struct SimPanel {
     title: &'static str,
     x_title: &'static str,
     /// Names of the places on the horizontal axis, where they are not numbers.
@@ -42,19 +42,19 @@ pub(super) fn svg(report: &Report) -> anyhow::Result<String> {
         (class.class.to_owned(), points.map(|(value, place)| (place, value)).collect())
     });
     let panels = [
-        Panel {
+        SimPanel {
             title: "Goodput (Gb/s)",
             x_title: "time (µs)",
             places: None,
             lines: vec![("all receivers".to_owned(), series(|sample| sample.goodput_gbits))],
         },
-        Panel {
+        SimPanel {
             title: "Deepest queue (KB)",
             x_title: "time (µs)",
             places: None,
             lines: vec![("of all switches".to_owned(), series(|one| text::float(one.deepest_queue) / 1e3))],
         },
-        Panel {
+        SimPanel {
             title: "Latency (µs)",
             x_title: "share of messages",
             places: Some(QUANTILES),
@@ -73,7 +73,7 @@ pub(super) fn svg(report: &Report) -> anyhow::Result<String> {
 fn head_and_panels(
     root: &DrawingArea<SVGBackend<'_>, Shift>,
     report: &Report,
-    panels: &[Panel],
+    panels: &[SimPanel],
 ) -> Result<(), Box<dyn std::error::Error>> {
     root.fill(&WHITE)?;
     let (head, body) = root.split_vertically(HEAD);
@@ -85,7 +85,10 @@ fn head_and_panels(
     Ok(())
 }
 
-fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Result<(), Box<dyn std::error::Error>> {
+fn draw(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    panel: &SimPanel,
+) -> Result<(), Box<dyn std::error::Error>> {
     let points = || panel.lines.iter().flat_map(|(_, points)| points);
     let right = points().map(|(x, _)| *x).fold(1.0, f64::max);
     let top = points().map(|(_, y)| *y).fold(1.0, f64::max);

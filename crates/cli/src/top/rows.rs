@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::live::{Device, State};
+use crate::live::{LiveDevice, State};
 
 /// A device with its rates.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct DeviceRow {
     #[serde(flatten)]
-    pub(super) device: Device,
+    pub(super) device: LiveDevice,
     pub(super) out_bytes_per_s: f64,
     pub(super) in_bytes_per_s: f64,
     pub(super) staged_bytes_per_s: f64,
@@ -48,9 +48,9 @@ impl Order {
     }
 }
 
-impl Row {
+impl DeviceRow {
     pub(super) fn total(&self) -> u64 {
-        Device::bytes(&self.device.out) + Device::bytes(&self.device.r#in)
+        LiveDevice::bytes(&self.device.out) + LiveDevice::bytes(&self.device.r#in)
     }
 
     /// Paths with bytes, the staged one last.
@@ -66,17 +66,17 @@ impl Row {
 
 /// The devices now, with rates since the reading before. A device without one has no rate yet.
 #[allow(clippy::cast_precision_loss, reason = "rates for people")]
-pub(super) fn rows(before: &[Device], now: &[Device], passed: Duration) -> Vec<Row> {
-    let row = |device: &Device| {
+pub(super) fn rows(before: &[LiveDevice], now: &[LiveDevice], passed: Duration) -> Vec<DeviceRow> {
+    let row = |device: &LiveDevice| {
         let known = before.iter().find(|known| known.id == device.id);
-        let rate = |of: &dyn Fn(&Device) -> u64| {
+        let rate = |of: &dyn Fn(&LiveDevice) -> u64| {
             let gained = known.map_or(0, |known| of(device).saturating_sub(of(known)));
             if passed.is_zero() { 0.0 } else { gained as f64 / passed.as_secs_f64() }
         };
-        Row {
-            out_bytes_per_s: rate(&|device| Device::bytes(&device.out)),
-            in_bytes_per_s: rate(&|device| Device::bytes(&device.r#in)),
-            staged_bytes_per_s: rate(&Device::staged),
+        DeviceRow {
+            out_bytes_per_s: rate(&|device| LiveDevice::bytes(&device.out)),
+            in_bytes_per_s: rate(&|device| LiveDevice::bytes(&device.r#in)),
+            staged_bytes_per_s: rate(&LiveDevice::staged),
             engine_cpu: rate(&|device| device.engine_cpu_ns) / 1e9,
             device: device.clone(),
         }
@@ -85,7 +85,7 @@ pub(super) fn rows(before: &[Device], now: &[Device], passed: Duration) -> Vec<R
 }
 
 /// Those whose program has the text, in order; live ones first.
-pub(super) fn arranged(mut rows: Vec<Row>, order: Order, filter: &str, ended: bool) -> Vec<Row> {
+pub(super) fn arranged(mut rows: Vec<DeviceRow>, order: Order, filter: &str, ended: bool) -> Vec<DeviceRow> {
     rows.retain(|row| {
         (ended || row.device.state == State::Live)
             && row.device.program.to_lowercase().contains(&filter.to_lowercase())
@@ -99,7 +99,7 @@ pub(super) fn arranged(mut rows: Vec<Row>, order: Order, filter: &str, ended: bo
             Order::Staged => b.device.staged().cmp(&a.device.staged()),
             Order::Program => a.device.program.cmp(&b.device.program),
         };
-        let ended = |row: &Row| row.device.state != State::Live;
+        let ended = |row: &DeviceRow| row.device.state != State::Live;
         ended(a).cmp(&ended(b)).then(by).then(a.device.id.cmp(&b.device.id))
     });
     rows
@@ -108,19 +108,25 @@ pub(super) fn arranged(mut rows: Vec<Row>, order: Order, filter: &str, ended: bo
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::live::Moved;
+    use crate::live::MovedByPath;
 
-    pub(in crate::top) fn device(id: &str, program: &str, path: &str, bytes: u64, state: State) -> Device {
-        Device {
+    pub(in crate::top) fn device(
+        id: &str,
+        program: &str,
+        path: &str,
+        bytes: u64,
+        state: State,
+    ) -> LiveDevice {
+        LiveDevice {
             id: id.to_owned(),
             pid: 5,
             state,
             program: program.to_owned(),
             device: "nb0".to_owned(),
             address: "127.0.0.1".to_owned(),
-            out: [(path.to_owned(), Moved { bytes, operations: 1 })].into(),
+            out: [(path.to_owned(), MovedByPath { bytes, operations: 1 })].into(),
             engine_cpu_ns: bytes,
-            ..Device::default()
+            ..LiveDevice::default()
         }
     }
 

@@ -6,8 +6,8 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
-use super::rows::{Order, Row};
-use crate::live::{Device, State};
+use super::rows::{DeviceRow, Order};
+use crate::live::{LiveDevice, State};
 use crate::size::decimal;
 
 /// What the keys have set.
@@ -26,7 +26,7 @@ const HEAD: [&str; 13] =
 
 /// The cells of a row.
 #[allow(clippy::cast_precision_loss, reason = "figures for people")]
-pub(super) fn cells(row: &Row) -> [String; 13] {
+pub(super) fn cells(row: &DeviceRow) -> [String; 13] {
     let device = &row.device;
     [
         device.pid.to_string(),
@@ -35,8 +35,8 @@ pub(super) fn cells(row: &Row) -> [String; 13] {
         device.state.name().to_owned(),
         decimal(row.out_bytes_per_s),
         decimal(row.in_bytes_per_s),
-        decimal(Device::bytes(&device.out) as f64),
-        decimal(Device::bytes(&device.r#in) as f64),
+        decimal(LiveDevice::bytes(&device.out) as f64),
+        decimal(LiveDevice::bytes(&device.r#in) as f64),
         row.paths(),
         device.retransmissions.to_string(),
         device.lost().to_string(),
@@ -47,9 +47,9 @@ pub(super) fn cells(row: &Row) -> [String; 13] {
 }
 
 /// Why bytes were staged, and failed requests, for the rows that are shown.
-pub(super) fn reasons(rows: &[Row]) -> Vec<String> {
+pub(super) fn reasons(rows: &[DeviceRow]) -> Vec<String> {
     let mut lines = Vec::new();
-    for Row { device, .. } in rows {
+    for DeviceRow { device, .. } in rows {
         let name = nobounce_topology::clean(&device.program);
         let staged = device.staged_reason.iter().filter(|_| device.staged() > 0);
         lines.extend(
@@ -70,7 +70,7 @@ pub(super) fn reasons(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-pub(super) fn draw(frame: &mut Frame<'_>, rows: &[Row], choices: &Choices) {
+pub(super) fn draw(frame: &mut Frame<'_>, rows: &[DeviceRow], choices: &Choices) {
     let reasons = reasons(rows);
     let shown = u16::try_from(reasons.len().min(6)).unwrap_or(6);
     let [head, table, foot] =
@@ -94,7 +94,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, rows: &[Row], choices: &Choices) {
     frame.render_widget(Paragraph::new(text), foot);
 }
 
-fn title(rows: &[Row], choices: &Choices) -> Line<'static> {
+fn title(rows: &[DeviceRow], choices: &Choices) -> Line<'static> {
     let live = rows.iter().filter(|row| row.device.state == State::Live).count();
     let (out, inward) =
         rows.iter().fold((0.0, 0.0), |sum, row| (sum.0 + row.out_bytes_per_s, sum.1 + row.in_bytes_per_s));
@@ -117,7 +117,7 @@ fn title(rows: &[Row], choices: &Choices) -> Line<'static> {
 }
 
 /// The same as plain text.
-pub(super) fn plain(rows: &[Row], trouble: Option<String>) -> String {
+pub(super) fn plain(rows: &[DeviceRow], trouble: Option<String>) -> String {
     if rows.is_empty() {
         let why = trouble.map_or_else(String::new, |why| format!("{why}\n"));
         return format!("no device is open, and none ended in the last minutes\n{why}");
@@ -148,7 +148,7 @@ mod tests {
     use super::super::rows::tests::device;
     use super::*;
 
-    fn some_rows() -> Vec<Row> {
+    fn some_rows() -> Vec<DeviceRow> {
         let mut staged = device("2-0", "python3", "staged", 5_000_000, State::Live);
         staged.staged_reason = vec!["managed memory moves between host and GPU".to_owned()];
         staged.progress = "caller".to_owned();

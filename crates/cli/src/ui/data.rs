@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::args::Shown;
 use crate::doctor;
-use crate::live::{self, Device, Redactor};
+use crate::live::{self, LiveDevice, Redactor};
 use crate::predict;
 use crate::predict::args::PredictArgs;
 
@@ -66,7 +66,7 @@ pub(super) struct Data {
 
 #[derive(Debug, Parser)]
 #[command(name = "predict", no_binary_name = true, disable_help_flag = true)]
-struct Line {
+struct PredictLine {
     #[command(flatten)]
     args: PredictArgs,
 }
@@ -109,7 +109,7 @@ impl Data {
     }
 
     /// The devices of this machine, for a report.
-    pub(super) fn devices(&self) -> Vec<Device> {
+    pub(super) fn devices(&self) -> Vec<LiveDevice> {
         if self.live { live::devices() } else { Vec::new() }
     }
 
@@ -118,7 +118,7 @@ impl Data {
         self.event_of(live::devices(), live::trouble())
     }
 
-    fn event_of(&self, devices: Vec<Device>, trouble: Option<String>) -> Value {
+    fn event_of(&self, devices: Vec<LiveDevice>, trouble: Option<String>) -> Value {
         let Some(redactor) = &self.redactor else { return live::event(&devices, trouble) };
         let mut redactor = redactor.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let trouble = trouble.map(|_| "The folder of live counters cannot be used.".to_owned());
@@ -153,7 +153,7 @@ impl Data {
                 bail!("{name} cannot be set here");
             }
         }
-        let parsed = Line::try_parse_from(line).map_err(|error| {
+        let parsed = PredictLine::try_parse_from(line).map_err(|error| {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
             anyhow::anyhow!("{}", first.trim_start_matches("error: "))
@@ -294,12 +294,12 @@ mod tests {
         );
         let source = doctor::args::Source { facts: Some(facts), ..Default::default() };
         let shown = |anonymous| Shown { source: source.clone(), bench: vec![bench.clone()], anonymous };
-        let device = Device {
+        let device = LiveDevice {
             pid: 31337,
             id: "31337-0".to_owned(),
             program: "my_model".to_owned(),
             address: "10.1.2.3".to_owned(),
-            ..Device::default()
+            ..LiveDevice::default()
         };
         let told = |anonymous| {
             let data = Data::read(&shown(anonymous)).unwrap();

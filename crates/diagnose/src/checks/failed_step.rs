@@ -13,14 +13,14 @@ const ENOTSUPP: i32 = 524;
 /// that fact shows the failure: no finding can name a step that worked.
 #[derive(Clone, Debug)]
 pub(super) struct FailedStep {
-    step: Step,
+    step: RegistrationStep,
     source: String,
     value: String,
     errno: Option<i32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum RegistrationStep {
     /// The GPU's driver exports memory as a dma-buf.
     Export,
     /// The adapter's driver implements dma-bufs.
@@ -39,14 +39,14 @@ impl FailedStep {
             }
             None => return None,
         };
-        Some(Self { step: Step::Export, source: source.to_owned(), value, errno: None })
+        Some(Self { step: RegistrationStep::Export, source: source.to_owned(), value, errno: None })
     }
 
     /// The adapter's driver, asked without a dma-buf.
     pub(super) fn import(pair: &Pair<'_>) -> Option<Self> {
         let value = failure(pair.nic.dma_buf_probe.known()?)?;
         let source = format!("ibv_reg_dmabuf_mr on {}", pair.nic.name);
-        Some(Self { step: Step::Import, source, value, errno: None })
+        Some(Self { step: RegistrationStep::Import, source, value, errno: None })
     }
 
     /// The adapter's registration of exported memory.
@@ -60,36 +60,36 @@ impl FailedStep {
         let failed = facts.registrations.iter().find(of_pair)?;
         let source = format!("ibv_reg_dmabuf_mr of {} with {}", failed.gpu, failed.nic);
         let value = failure(&failed.probe)?;
-        Some(Self { step: Step::Register, source, value, errno: failed.probe.errno })
+        Some(Self { step: RegistrationStep::Register, source, value, errno: failed.probe.errno })
     }
 
     /// The finding of this step.
     pub(super) fn finding(self, severity: Severity, names: &[String], why: &str) -> Finding {
         let who = list(names);
         let finding = match self.step {
-            Step::Export => Finding::new("dmabuf-export", severity, format!("{who}: memory cannot be exported as a dma-buf"))
+            RegistrationStep::Export => Finding::new("dmabuf-export", severity, format!("{who}: memory cannot be exported as a dma-buf"))
                 .fix(Fix::host().remark("use the open kernel module, 515 or newer, with a driver library for CUDA 11.7 or newer; virtual GPUs need support in the host's driver"))
                 .root(),
-            Step::Import => Finding::new("dmabuf-nic", severity, format!("{who}: the driver of the {} takes no dma-bufs", one_or(names, "adapter", "adapters")))
+            RegistrationStep::Import => Finding::new("dmabuf-nic", severity, format!("{who}: the driver of the {} takes no dma-bufs", one_or(names, "adapter", "adapters")))
                 .fix(Fix::host().remark("upgrade the adapter's driver: DOCA-OFED, or a newer kernel (mlx5 since 5.12, efa since 5.16, irdma and bnxt_re since 6.5)"))
                 .root(),
-            Step::Register if self.errno == Some(ENOTSUPP) => Finding::new("dmabuf-register", severity, format!("{who}: NVIDIA's driver does not map the exported GPU memory for the {}", one_or(names, "adapter", "adapters")))
+            RegistrationStep::Register if self.errno == Some(ENOTSUPP) => Finding::new("dmabuf-register", severity, format!("{who}: NVIDIA's driver does not map the exported GPU memory for the {}", one_or(names, "adapter", "adapters")))
                 .fix(Fix::container().set("UCX_IB_DIRECT_NIC=n").remark("UCX 1.19 and newer; or name the adapter of the GPU's own data-direct function, with its port up, by UCX_NET_DEVICES"))
                 .fix(Fix::host().run("sudo dmesg | tail -n 20").remark("the drivers log the reason")),
-            Step::Register => Finding::new("dmabuf-register", severity, format!("{who}: the {} refused GPU memory that was exported as a dma-buf", one_or(names, "adapter", "adapters")))
+            RegistrationStep::Register => Finding::new("dmabuf-register", severity, format!("{who}: the {} refused GPU memory that was exported as a dma-buf", one_or(names, "adapter", "adapters")))
                 .fix(Fix::host().run("sudo dmesg | tail -n 20").remark("the adapter's driver logs the reason"))
                 .fix(Fix::host().remark("upgrade the adapter's driver and firmware (DOCA-OFED, or a newer kernel)"))
                 .root(),
         };
         let why = match self.step {
-            Step::Export => why.to_owned(),
-            Step::Import => format!(
+            RegistrationStep::Export => why.to_owned(),
+            RegistrationStep::Import => format!(
                 "The export by the GPU is not the cause: the adapter's driver does not implement the call. {why}"
             ),
-            Step::Register if self.errno == Some(ENOTSUPP) => format!(
+            RegistrationStep::Register if self.errno == Some(ENOTSUPP) => format!(
                 "524 (ENOTSUPP) comes from the attachment of the dma-buf: memory exported for PCIe (data direct, Direct NIC of Grace machines) can be attached only by the data-direct function in the GPU's IOMMU group. {why}"
             ),
-            Step::Register => {
+            RegistrationStep::Register => {
                 format!("The GPU's driver exported the memory; the adapter's driver did not accept it. {why}")
             }
         };

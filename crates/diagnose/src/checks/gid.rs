@@ -17,15 +17,20 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         if let Some(variable) = analysis.facts.variable(name)
             && let Ok(wanted) = variable.value.trim().parse::<i64>()
         {
-            let set =
-                Setting { who: variable.to_string(), source: variable.source, name, program, chosen: true };
+            let set = GidSetting {
+                who: variable.to_string(),
+                source: variable.source,
+                name,
+                program,
+                chosen: true,
+            };
             index(analysis, wanted, &set, &mut found);
         } else if name == "NCCL_IB_GID_INDEX" && crate::nccl::is_before(analysis.facts, (2, 21)) {
             // Newer ones look for RoCE v2 themselves.
             let version = crate::nccl::version(analysis.facts)
                 .map_or_else(String::new, |(major, minor)| format!(" {major}.{minor}"));
             let who = format!("the default of NCCL{version} (entry 0)");
-            let set = Setting { who, source: "NCCL's version", name, program, chosen: false };
+            let set = GidSetting { who, source: "NCCL's version", name, program, chosen: false };
             index(analysis, 0, &set, &mut found);
         }
     }
@@ -34,7 +39,7 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
 
 /// Where an index comes from.
 #[derive(Debug)]
-struct Setting<'a> {
+struct GidSetting<'a> {
     who: String,
     source: &'a str,
     name: &'a str,
@@ -249,7 +254,7 @@ fn entries(port: &Port) -> String {
 }
 
 /// An index that does not depend on the table, against the tables of all adapters.
-fn index(analysis: &Analysis<'_>, wanted: i64, set: &Setting<'_>, found: &mut Vec<Finding>) {
+fn index(analysis: &Analysis<'_>, wanted: i64, set: &GidSetting<'_>, found: &mut Vec<Finding>) {
     if wanted < 0 {
         return;
     }

@@ -111,7 +111,7 @@ impl Part {
 
 /// A row: versions from the first up to, but without, the second; the rest of the combination; what
 /// happens; the public report; the way out.
-struct Known {
+struct KnownBad {
     part: Part,
     since: Version,
     before: Version,
@@ -122,8 +122,8 @@ struct Known {
     fix: &'static [FixPart<&'static str>],
 }
 
-const TABLE: [Known; 14] = [
-    Known {
+const TABLE: [KnownBad; 14] = [
+    KnownBad {
         part: Part::Ucx,
         since: [1, 22, 0],
         before: [1, 23, 0],
@@ -137,7 +137,7 @@ const TABLE: [Known; 14] = [
         source: "openucx/ucx#11955",
         fix: &[Assignment("UCX_RC_ECE=0"), Remark("or leave rc_mlx5 in UCX_TLS")],
     },
-    Known {
+    KnownBad {
         part: Part::Ucx,
         since: [1, 22, 0],
         before: [1, 23, 0],
@@ -155,7 +155,7 @@ const TABLE: [Known; 14] = [
         source: "rapidsai/ucxx#749",
         fix: &[Assignment("UCX_CUDA_COPY_DMABUF=no"), Remark("or UCX 1.21")],
     },
-    Known {
+    KnownBad {
         part: Part::Nccl,
         since: [2, 13, 0],
         before: [2, 14, 0],
@@ -172,7 +172,7 @@ const TABLE: [Known; 14] = [
         source: "NVIDIA/nccl#778",
         fix: &[Assignment("NCCL_DMABUF_ENABLE=0"), Remark("or a newer NCCL")],
     },
-    Known {
+    KnownBad {
         part: Part::Nccl,
         since: [2, 17, 0],
         before: [2, 19, 0],
@@ -185,7 +185,7 @@ const TABLE: [Known; 14] = [
         source: "NVIDIA/nccl#947",
         fix: &[Assignment("NCCL_NET=IB"), Remark("or another version of NCCL")],
     },
-    Known {
+    KnownBad {
         part: Part::Nccl,
         since: [2, 18, 0],
         before: [2, 20, 0],
@@ -203,7 +203,7 @@ const TABLE: [Known; 14] = [
         source: "NVIDIA/nccl#1043",
         fix: &[Assignment("NCCL_NVLS_ENABLE=0"), Remark("or NCCL 2.20 and newer")],
     },
-    Known {
+    KnownBad {
         part: Part::NvPeerMem,
         since: [0, 0, 0],
         before: [1, 2, 0],
@@ -219,7 +219,7 @@ const TABLE: [Known; 14] = [
         source: "Mellanox/nv_peer_memory#92",
         fix: &[Remark("use nv_peer_mem 1.2 or newer, or nvidia_peermem of driver 470 and newer")],
     },
-    Known {
+    KnownBad {
         part: Part::Driver,
         since: [595, 0, 0],
         before: [595, 71, 5],
@@ -232,7 +232,7 @@ const TABLE: [Known; 14] = [
         source: "NVIDIA/open-gpu-kernel-modules#1107",
         fix: &[Remark("upgrade the driver to 595.71.05 or newer")],
     },
-    Known {
+    KnownBad {
         part: Part::Kernel,
         since: [7, 0, 0],
         before: [7, 1, 0],
@@ -247,7 +247,7 @@ const TABLE: [Known; 14] = [
             "add kho=off to the kernel command line and boot again, or boot the 6.17 kernel of the same distribution",
         )],
     },
-    Known {
+    KnownBad {
         part: Part::GdrDrv,
         since: [2, 4, 1],
         before: [2, 4, 2],
@@ -258,7 +258,7 @@ const TABLE: [Known; 14] = [
         source: "NVIDIA/gdrcopy#305",
         fix: &[Remark("upgrade GDRCopy and its module gdrdrv to 2.4.2 or newer")],
     },
-    Known {
+    KnownBad {
         part: Part::Nccl,
         since: [2, 28, 0],
         before: [2, 29, 3],
@@ -269,7 +269,7 @@ const TABLE: [Known; 14] = [
         source: "marin-community/marin#8038",
         fix: &[Remark("use NCCL 2.29.3 or newer")],
     },
-    Known {
+    KnownBad {
         part: Part::Nccl,
         since: [2, 0, 0],
         before: [2, 13, 0],
@@ -282,7 +282,7 @@ const TABLE: [Known; 14] = [
         source: "NVIDIA/nccl#716",
         fix: &[Assignment("NCCL_PROTO=simple"), Remark("newer versions of aws-ofi-nccl set it themselves")],
     },
-    Known {
+    KnownBad {
         part: Part::Nccl,
         since: [2, 22, 0],
         before: [2, 23, 0],
@@ -295,7 +295,7 @@ const TABLE: [Known; 14] = [
         source: "NVIDIA/nccl#1403",
         fix: &[Assignment("NCCL_IB_ECE_ENABLE=0"), Remark("to compare")],
     },
-    Known {
+    KnownBad {
         part: Part::Verbs,
         since: [39, 0, 0],
         before: [51, 0, 0],
@@ -305,7 +305,7 @@ const TABLE: [Known; 14] = [
         source: "ROCm/MAD#215",
         fix: &[Remark("use a newer rdma-core, or the adapter vendor's libbnxt_re")],
     },
-    Known {
+    KnownBad {
         part: Part::Slingshot,
         since: [0, 0, 0],
         before: [1, 0, 0],

@@ -15,7 +15,7 @@ const OLD: &str = "nv_peer_mem";
 pub(crate) struct PeerModule<'a>(pub(crate) &'a Facts);
 
 /// What gets the module to work.
-struct Step {
+struct ModuleStep {
     fix: Fix,
     /// The evidence for it: a source and its value.
     seen: Option<(String, String)>,
@@ -47,14 +47,14 @@ impl PeerModule<'_> {
         Some(installed.iter().any(|name| name == self.name()))
     }
 
-    fn step(self) -> Step {
+    fn step(self) -> ModuleStep {
         let name = self.name();
         let load = format!(
             "sudo modprobe {name} && echo {name} | sudo tee /etc/modules-load.d/{}.conf",
             name.replace('_', "-")
         );
         if self.has_no_interface() {
-            return Step {
+            return ModuleStep {
                 fix: Fix::host().remark("first install DOCA-OFED, whose ib_core has the peer-memory interface, and reinstall the NVIDIA driver").run(load),
                 seen: Some(("/proc/kallsyms".to_owned(), "no ib_register_peer_memory_client".to_owned())),
                 needs_reboot: true,
@@ -63,7 +63,7 @@ impl PeerModule<'_> {
         if !self.is_shipped() {
             let version = self.0.kernel.nvidia.known().and_then(Option::as_ref);
             let version = version.map_or("", |module| module.version.as_str());
-            return Step {
+            return ModuleStep {
                 fix: Fix::host()
                     .run(format!("sudo apt install nvidia-peer-memory-dkms && {load}"))
                     .remark("from NVIDIA's network repository"),
@@ -75,12 +75,12 @@ impl PeerModule<'_> {
             };
         }
         match self.is_installed() {
-            Some(false) if !self.0.is_container() => Step {
+            Some(false) if !self.0.is_container() => ModuleStep {
                 fix: Fix::host().remark("it is not installed for this kernel: first reinstall the NVIDIA driver after OFED or DOCA, so that it finds the headers of ib_core").run(load),
                 seen: Some((format!("/lib/modules/{}", self.0.kernel.release), format!("no {name}"))),
                 needs_reboot: false,
             },
-            _ => Step { fix: Fix::host().run(load), seen: None, needs_reboot: false },
+            _ => ModuleStep { fix: Fix::host().run(load), seen: None, needs_reboot: false },
         }
     }
 
@@ -91,7 +91,7 @@ impl PeerModule<'_> {
 
     /// Adds what gets the module to work, complete on this machine.
     pub(crate) fn fix(self, finding: Finding) -> Finding {
-        let Step { fix, seen, needs_reboot } = self.step();
+        let ModuleStep { fix, seen, needs_reboot } = self.step();
         let finding = match seen {
             Some((source, value)) => finding.seen(source, value),
             None => finding,

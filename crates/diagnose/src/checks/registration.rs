@@ -20,23 +20,27 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
         return found;
     }
     // Each cause once, with the pairs it concerns.
-    let mut causes: BTreeMap<&'static str, Cause<'_>> = BTreeMap::new();
+    let mut causes: BTreeMap<&'static str, RegistrationCause<'_>> = BTreeMap::new();
     for pair in analysis.pairs.iter().filter(|pair| !pair.nic.is_software()) {
         for (answer, side) in [
-            (&pair.peermem, Side::Peermem),
-            (&pair.export, Side::Gpu),
-            (&pair.import, Side::Nic),
-            (&pair.register, Side::Nic),
+            (&pair.peermem, MethodSide::Peermem),
+            (&pair.export, MethodSide::Gpu),
+            (&pair.import, MethodSide::Nic),
+            (&pair.register, MethodSide::Nic),
         ] {
             // A pair that is refused alone says nothing about the GPU's other methods: the other
             // pairs report those.
             let apart = pair.refused_alone() && !matches!(answer, Answer::No("registration-pair", _));
             if let (Answer::No(id, why), false) = (answer, apart) {
                 // A pair that was actually registered by dma-buf proves both of its sides.
-                if pair.proven == Some("dma-buf") && !matches!(side, Side::Peermem) {
+                if pair.proven == Some("dma-buf") && !matches!(side, MethodSide::Peermem) {
                     continue;
                 }
-                causes.entry(id).or_insert_with(|| Cause { why, side, pairs: Vec::new() }).pairs.push(pair);
+                causes
+                    .entry(id)
+                    .or_insert_with(|| RegistrationCause { why, side, pairs: Vec::new() })
+                    .pairs
+                    .push(pair);
             }
         }
     }
@@ -50,35 +54,35 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Side {
+enum MethodSide {
     Peermem,
     Gpu,
     Nic,
 }
 
 #[derive(Debug)]
-struct Cause<'a> {
+struct RegistrationCause<'a> {
     why: &'a str,
-    side: Side,
+    side: MethodSide,
     pairs: Vec<&'a Pair<'a>>,
 }
 
-impl Cause<'_> {
+impl RegistrationCause<'_> {
     /// Info if each of its pairs has another method or probably has, a warning if it may have, an
     /// error if it has none.
     fn severity(&self, facts: &Facts, id: &str) -> Severity {
         let likely = |pair: &Pair<'_>| methods::peermem_is_likely(facts, pair.nic, &pair.peermem);
         let worst = self.pairs.iter().map(|pair| match self.side {
-            Side::Peermem if pair.dma_buf() => Severity::Info,
-            Side::Peermem if pair.no_dma_buf() => Severity::Error,
+            MethodSide::Peermem if pair.dma_buf() => Severity::Info,
+            MethodSide::Peermem if pair.no_dma_buf() => Severity::Error,
             // The type of the adapter is no fault while its own method may work.
-            Side::Peermem if id == "peermem-nic" || pair.export.is_yes() => Severity::Info,
-            Side::Peermem => Severity::Warning,
-            Side::Gpu | Side::Nic if pair.peermem.is_yes() || likely(pair) => Severity::Info,
-            Side::Gpu | Side::Nic if pair.peermem.is_no() => Severity::Error,
+            MethodSide::Peermem if id == "peermem-nic" || pair.export.is_yes() => Severity::Info,
+            MethodSide::Peermem => Severity::Warning,
+            MethodSide::Gpu | MethodSide::Nic if pair.peermem.is_yes() || likely(pair) => Severity::Info,
+            MethodSide::Gpu | MethodSide::Nic if pair.peermem.is_no() => Severity::Error,
             // A model without dma-buf is meant to use peer memory.
-            Side::Gpu | Side::Nic if id == "gpu-too-old" => Severity::Info,
-            Side::Gpu | Side::Nic => Severity::Warning,
+            MethodSide::Gpu | MethodSide::Nic if id == "gpu-too-old" => Severity::Info,
+            MethodSide::Gpu | MethodSide::Nic => Severity::Warning,
         });
         worst.max().unwrap_or(Severity::Info)
     }
@@ -86,8 +90,8 @@ impl Cause<'_> {
     /// Whether every pair is known to have the other method.
     fn is_replaced(&self) -> bool {
         self.pairs.iter().all(|pair| match self.side {
-            Side::Peermem => pair.dma_buf(),
-            Side::Gpu | Side::Nic => pair.peermem.is_yes(),
+            MethodSide::Peermem => pair.dma_buf(),
+            MethodSide::Gpu | MethodSide::Nic => pair.peermem.is_yes(),
         })
     }
 
@@ -96,8 +100,8 @@ impl Cause<'_> {
             .pairs
             .iter()
             .map(|pair| match self.side {
-                Side::Nic => pair.nic.name.clone(),
-                Side::Peermem | Side::Gpu => pair.gpu.address.clone(),
+                MethodSide::Nic => pair.nic.name.clone(),
+                MethodSide::Peermem | MethodSide::Gpu => pair.gpu.address.clone(),
             })
             .collect();
         names.sort();
@@ -113,12 +117,12 @@ const PEER_MEMORY_WORKS: &str = "Peer memory works here, and NCCL, UCX and perft
 const OTHER_LIKELY: &str =
     "The other method (peer memory or dma-buf) is probably available: no probe has shown that it works.";
 
-fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Finding> {
+fn finding(analysis: &Analysis<'_>, id: &str, cause: &RegistrationCause<'_>) -> Option<Finding> {
     let severity = severity_of(analysis, id, cause);
     let why = match (severity, cause.side) {
         (Severity::Info, _) if !cause.is_replaced() => OTHER_LIKELY,
-        (Severity::Info, Side::Peermem) => DMA_BUF_WORKS,
-        (Severity::Info, Side::Gpu | Side::Nic) => PEER_MEMORY_WORKS,
+        (Severity::Info, MethodSide::Peermem) => DMA_BUF_WORKS,
+        (Severity::Info, MethodSide::Gpu | MethodSide::Nic) => PEER_MEMORY_WORKS,
         _ => STAGED,
     };
     let case = Case { analysis, cause, severity, why, names: cause.devices() };
@@ -136,7 +140,7 @@ fn finding(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Option<Findi
 }
 
 /// A refused pair is at most a warning while each GPU keeps its best adapter.
-fn severity_of(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Severity {
+fn severity_of(analysis: &Analysis<'_>, id: &str, cause: &RegistrationCause<'_>) -> Severity {
     match cause.severity(analysis.facts, id) {
         severity if id == "registration-pair" => {
             let best = analysis.best();
@@ -156,7 +160,7 @@ fn severity_of(analysis: &Analysis<'_>, id: &str, cause: &Cause<'_>) -> Severity
 #[derive(Debug)]
 struct Case<'a> {
     analysis: &'a Analysis<'a>,
-    cause: &'a Cause<'a>,
+    cause: &'a RegistrationCause<'a>,
     severity: Severity,
     why: &'static str,
     names: Vec<String>,

@@ -55,11 +55,11 @@ fn reason(port: &Port) -> &str {
     port.own_end.why_not().or(port.peer_end.why_not()).unwrap_or("no width is active")
 }
 
-type Link<'a> = (&'a Nic, &'a Port);
+type NicPort<'a> = (&'a Nic, &'a Port);
 
 pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
-    let links: Vec<Link<'_>> = super::port::hardware(analysis)
+    let links: Vec<NicPort<'_>> = super::port::hardware(analysis)
         .filter(|(nic, port)| port.is_active() && !port.is_ethernet() && !crate::nccl::is_efa(nic))
         .collect();
     lost(&links, &mut found);
@@ -68,11 +68,11 @@ pub(super) fn check(analysis: &Analysis<'_>) -> Vec<Finding> {
     found
 }
 
-fn names(links: &[Link<'_>]) -> Vec<String> {
+fn names(links: &[NicPort<'_>]) -> Vec<String> {
     links.iter().map(|(nic, port)| super::port::name(nic, port)).collect()
 }
 
-fn devices<'a>(links: &'a [Link<'_>]) -> impl Iterator<Item = String> + 'a {
+fn devices<'a>(links: &'a [NicPort<'_>]) -> impl Iterator<Item = String> + 'a {
     links.iter().map(|(nic, _)| nic.name.clone())
 }
 
@@ -99,8 +99,8 @@ fn seen(finding: Finding, nic: &Nic, port: &Port) -> Finding {
 }
 
 /// Lanes that both ends enable and that do not run.
-fn lost(links: &[Link<'_>], found: &mut Vec<Finding>) {
-    let hit: Vec<Link<'_>> =
+fn lost(links: &[NicPort<'_>], found: &mut Vec<Finding>) {
+    let hit: Vec<NicPort<'_>> =
         links.iter().filter(|(_, port)| matches!(of(port), Width::Lost(_))).copied().collect();
     let Some((nic, port)) = hit.first() else { return };
     let Width::Lost(wanted) = of(port) else { return };
@@ -126,8 +126,8 @@ fn lost(links: &[Link<'_>], found: &mut Vec<Finding>) {
 }
 
 /// Widths that an end supports and does not enable.
-fn set(links: &[Link<'_>], found: &mut Vec<Finding>) {
-    let hit: Vec<Link<'_>> =
+fn set(links: &[NicPort<'_>], found: &mut Vec<Finding>) {
+    let hit: Vec<NicPort<'_>> =
         links.iter().filter(|(_, port)| matches!(of(port), Width::Set { .. })).copied().collect();
     let Some((nic, port)) = hit.first() else { return };
     let Width::Set { own, wanted } = of(port) else { return };
@@ -166,8 +166,8 @@ fn enable(nic: &Nic, port: &Port) -> String {
 
 /// Links with fewer lanes than ports of adapters have, where an end is not known: a split port of a
 /// switch and a bad cable look alike.
-fn unread(links: &[Link<'_>], found: &mut Vec<Finding>) {
-    let hit: Vec<Link<'_>> = links
+fn unread(links: &[NicPort<'_>], found: &mut Vec<Finding>) {
+    let hit: Vec<NicPort<'_>> = links
         .iter()
         .filter(|(_, port)| of(port) == Width::Unknown && port.lanes.is_some_and(|lanes| lanes < LANES))
         // Where neither end was queried, two lanes of HDR count as a split port.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Adapters, Known, Seen, fatal};
+use super::{Adapters, KnownMessages, Seen, fatal};
 
 /// A text in a line, and what it means.
 const PROBLEMS: [(&str, &str); 9] = [
@@ -27,7 +27,7 @@ pub struct FabricLog {
     /// Warnings that matter, by what they mean.
     pub problems: BTreeMap<&'static str, Seen>,
     /// Messages whose causes are known.
-    pub known: Known,
+    pub known: KnownMessages,
     /// Errors by adapter.
     pub errors: Adapters,
     /// Fatal completions by their status.

@@ -77,11 +77,11 @@ pub(super) struct Message {
 
 /// Messages that a log shows.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct KnownMessages {
     found: BTreeMap<usize, Seen>,
 }
 
-impl Known {
+impl KnownMessages {
     /// Takes one line.
     pub(super) fn take(&mut self, line: &str) {
         let is_in = |message: &&(usize, &Message)| message.1.words.iter().all(|word| line.contains(word));
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     fn first(line: &str) -> Option<LogCause> {
-        let mut known = Known::default();
+        let mut known = KnownMessages::default();
         known.take(line);
         known.judge(&Facts::default()).1.into_iter().next()
     }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn every_message_is_found_by_its_own_words() {
         for (at, message) in MESSAGES.iter().enumerate() {
-            let mut known = Known::default();
+            let mut known = KnownMessages::default();
             known.take(&message.words.join(" "));
             assert!(known.found.contains_key(&at), "{} is hidden by another", message.meaning);
             assert!(!message.causes.is_empty() && !message.meaning.is_empty());

@@ -24,7 +24,7 @@ use serde::Serialize;
 pub use adapters::{AdapterErrors, Adapters};
 pub use fabric::FabricLog;
 pub use fatal::Fatal;
-pub use known::{Known, LogCause};
+pub use known::{KnownMessages, LogCause};
 pub use lines::MAX_LINE;
 pub use nccl::{NcclLog, Rank, Transport};
 pub use overrule::overrule;
@@ -74,7 +74,7 @@ pub struct OtherLog {
     /// Lines.
     pub lines: u64,
     /// Messages whose causes are known.
-    pub known: Known,
+    pub known: KnownMessages,
     /// Errors by adapter.
     pub errors: Adapters,
     /// Fatal completions by their status.

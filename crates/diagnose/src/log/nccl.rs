@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Adapters, Known, MAX_KEPT, Seen, fatal};
+use super::{Adapters, KnownMessages, MAX_KEPT, Seen, fatal};
 
 /// How a connection goes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -32,7 +32,7 @@ impl Transport {
 
 /// Connections of one rank over one adapter in one direction.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Link {
+pub(super) struct RankLink {
     pub(super) host: String,
     pub(super) rank: u32,
     pub(super) sends: bool,
@@ -71,10 +71,10 @@ pub struct NcclLog {
     /// Fatal completions by their status.
     pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
     /// Messages whose causes are known.
-    pub known: Known,
+    pub known: KnownMessages,
     /// What did not fit into memory any more.
     pub forgotten: u64,
-    pub(super) links: BTreeMap<Link, u64>,
+    pub(super) links: BTreeMap<RankLink, u64>,
 }
 
 /// What a text in a warning means, and what to look at.
@@ -192,7 +192,7 @@ impl NcclLog {
         let sends = !head.contains("[receive]");
         let (transport, device) = transport(way);
         let rank = if sends { from } else { to };
-        let link = Link { host: host.to_owned(), rank, sends, device, transport };
+        let link = RankLink { host: host.to_owned(), rank, sends, device, transport };
         count(&mut self.links, link, &mut self.forgotten);
     }
 

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::rows::{LogRow, count_links, nccl_row, ucx_rows};
 use super::{
-    AdapterErrors, FabricLog, Fatal, Known, LogCause, NcclLog, OtherLog, Seen, UcxLog, causes, fatal, known,
+    AdapterErrors, FabricLog, Fatal, KnownMessages, LogCause, NcclLog, OtherLog, Seen, UcxLog, causes, fatal,
+    known,
 };
 use crate::diagnosis::Diagnosis;
 use crate::finding::Severity;
@@ -292,7 +293,7 @@ fn staged_causes(report: &mut LogReport, diagnosis: &Diagnosis, facts: &Facts) {
 /// Meaning and causes of known messages, before those of completions, which are more general.
 fn add_causes(
     report: &mut LogReport,
-    known: &Known,
+    known: &KnownMessages,
     fatal: &BTreeMap<u32, (fatal::Status, Seen)>,
     facts: &Facts,
 ) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::nccl::Link;
+use super::nccl::RankLink;
 use super::{NcclLog, Transport, UcxLog};
 use crate::diagnosis::Diagnosis;
 use crate::verdict::{PathKind, UseKind};
@@ -87,8 +87,8 @@ pub(super) fn nccl_row(
     diagnosis: &Diagnosis,
 ) -> LogRow {
     let gpu = log.ranks.get(&(host.clone(), rank)).and_then(|rank| rank.gpu.clone());
-    let is_peer = |link: &Link| link.host == host && (gpu.is_none() || link.rank == rank);
-    let is_direct = |link: &Link| link.transport.is_rdma() && link.transport.gdrdma;
+    let is_peer = |link: &RankLink| link.host == host && (gpu.is_none() || link.rank == rank);
+    let is_direct = |link: &RankLink| link.transport.is_rdma() && link.transport.gdrdma;
     let mixed = log.links.keys().any(|link| is_peer(link) && is_direct(link));
     let mut why = Vec::new();
     let off = |name: &Option<String>| {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{Adapters, Known, MAX_KEPT, Seen, fatal};
+use super::{Adapters, KnownMessages, MAX_KEPT, Seen, fatal};
 
 /// How messages from or into GPU memory go.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -78,7 +78,7 @@ pub struct UcxLog {
     /// Fatal completions by their status.
     pub(super) fatal: BTreeMap<u32, (fatal::Status, Seen)>,
     /// Messages whose causes are known.
-    pub known: Known,
+    pub known: KnownMessages,
     /// What did not fit into memory any more.
     pub forgotten: u64,
     operation: String,

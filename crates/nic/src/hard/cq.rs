@@ -187,7 +187,8 @@ impl Cq {
         usize::try_from(unsafe { self.inner.raw.as_ref().cqe }).unwrap_or(0)
     }
 
-    /// Whether an asynchronous event seen by [`Device::look`] reported lost completions of this CQ.
+    /// Whether an asynchronous event seen by [`Device::health`] reported lost completions of this
+    /// CQ.
     pub fn has_failed(&self) -> bool {
         if self.inner.device.is_forked() {
             return false;

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nobounce_protocol::seal::{
-    Dropped, Flow, HEADER_LEN, KeyRing, OVERHEAD, Outcome, Route, Seal, SealConfig, SealMode,
+    Dropped, HEADER_LEN, KeyRing, OVERHEAD, Outcome, Seal, SealConfig, SealDecision, SealFlow, SealMode,
 };
 use nobounce_protocol::timing::{Nanos, SECOND};
 use nobounce_protocol::wire::Qpn;
@@ -58,7 +58,7 @@ impl SealKeys {
 
 /// A packet that waits for the session of its peer.
 #[derive(Debug)]
-struct Waiting {
+struct WaitingPacket {
     peer: (IpAddr, u8),
     to: Qpn,
     packet: TxPacket,
@@ -78,12 +78,12 @@ pub struct SealedLink<L> {
     /// Seconds since 1970.
     unix: u64,
     out: TxBatch,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingPacket>,
     waiting_bytes: usize,
     /// Packets that no session was found for.
     unsent: u64,
     /// What the packets of a batch are sealed for.
-    flows: Vec<(Qpn, Flow)>,
+    flows: Vec<(Qpn, SealFlow)>,
     warned: Vec<IpAddr>,
     /// Where packets are decrypted.
     room: Box<[u8]>,
@@ -120,7 +120,7 @@ impl<L: Link> SealedLink<L> {
 
     /// Seals a packet into the batch that leaves next.
     #[inline]
-    fn put(&mut self, unix: u64, flow: Flow, to: Qpn, packet: &TxPacket, parts: [&[u8]; 3]) {
+    fn put(&mut self, unix: u64, flow: SealFlow, to: Qpn, packet: &TxPacket, parts: [&[u8]; 3]) {
         let Self { seal, out, inner, unsent, .. } = self;
         let len = packet.len as usize + OVERHEAD;
         if !out.has_room_for(len) {
@@ -144,8 +144,8 @@ impl<L: Link> SealedLink<L> {
         flows.extend(batch.packets().iter().map_while(|packet| {
             let to = destination(batch.wire().parts(packet)[0]);
             match seal.route(now, packet.dst, to) {
-                Route::Ready(flow) => Some((to, flow)),
-                Route::Wait | Route::Refused => None,
+                SealDecision::Ready(flow) => Some((to, flow)),
+                SealDecision::Wait | SealDecision::Refused => None,
             }
         }));
         flows.len() == batch.packets().len()
@@ -163,7 +163,7 @@ impl<L: Link> SealedLink<L> {
             return;
         }
         self.waiting_bytes += len;
-        self.waiting.push_back(Waiting { peer, to, packet: *packet, bytes: parts.concat() });
+        self.waiting.push_back(WaitingPacket { peer, to, packet: *packet, bytes: parts.concat() });
     }
 
     /// Sends what sessions were found for, and messages that open sessions.
@@ -178,10 +178,10 @@ impl<L: Link> SealedLink<L> {
             if matches!(outcome, Outcome::Unanswered(..)) {
                 self.warn(addr);
             }
-            for Waiting { to, packet, bytes, .. } in of_peer {
+            for WaitingPacket { to, packet, bytes, .. } in of_peer {
                 match self.seal.route(now, addr, to) {
-                    Route::Ready(flow) => self.put(self.unix, flow, to, &packet, [&bytes, &[], &[]]),
-                    Route::Wait | Route::Refused => self.unsent += 1,
+                    SealDecision::Ready(flow) => self.put(self.unix, flow, to, &packet, [&bytes, &[], &[]]),
+                    SealDecision::Wait | SealDecision::Refused => self.unsent += 1,
                 }
             }
         }
@@ -303,9 +303,9 @@ impl<L: Link> Link for SealedLink<L> {
             let parts = batch.wire().parts(packet);
             let to = destination(parts[0]);
             match self.seal.route(now, packet.dst, to) {
-                Route::Ready(flow) => self.put(unix, flow, to, packet, parts),
-                Route::Wait => self.hold(to, packet, parts),
-                Route::Refused => self.unsent += 1,
+                SealDecision::Ready(flow) => self.put(unix, flow, to, packet, parts),
+                SealDecision::Wait => self.hold(to, packet, parts),
+                SealDecision::Refused => self.unsent += 1,
             }
         }
         batch.clear();

@@ -24,7 +24,7 @@ use nobounce_protocol::wire::{Opcode, ROCE_PORT};
 
 pub(crate) use self::interface::route_path_mtu;
 
-use self::groups::{Group, Groups};
+use self::groups::{JoinedGroup, JoinedGroups};
 use self::guard::PortGuard;
 use self::receive::UdpReceiver;
 use self::senders::Senders;
@@ -125,7 +125,7 @@ pub struct UdpLink {
     steering: Steering,
     /// Services of the connection manager that this device offers.
     services: Services,
-    groups: Groups,
+    groups: JoinedGroups,
     outbox: Outbox,
     caps: Capabilities,
     transmitter: Transmitter,
@@ -217,7 +217,7 @@ impl UdpLink {
             slot,
             steering: Steering::default(),
             services: Services::new().map_err(os("epoll_create1"))?,
-            groups: Groups::default(),
+            groups: JoinedGroups::default(),
             outbox: Outbox::default(),
             caps,
             transmitter: Transmitter::new(config.scope),
@@ -268,7 +268,7 @@ impl UdpLink {
         let Self { groups, rx, caps, local_ports, .. } = self;
         let Some((joined, receiver)) = groups.parts() else { return 0 };
         let mut delivered = 0;
-        for Group { addr, socket, .. } in joined {
+        for JoinedGroup { addr, socket, .. } in joined {
             receiver.receive(socket, |run| {
                 if local_ports.refuse(&run, caps) {
                     rx.foreign_port += run.packets();

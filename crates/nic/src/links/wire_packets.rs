@@ -120,7 +120,7 @@ impl Destination {
 
 /// The group that the next packet may join.
 #[derive(Clone, Copy, Debug)]
-struct Group {
+struct SegmentGroup {
     destination: Destination,
     slot: u8,
     segment: usize,
@@ -166,7 +166,7 @@ pub(super) struct WirePackets {
     committed_outside: usize,
     open: Option<OpenPacket>,
     packets: Vec<TxPacket>,
-    group: Option<Group>,
+    group: Option<SegmentGroup>,
     icrc_writers: IcrcWriters<Destination>,
     /// IP options of the packets begun next.
     ip_options: IpOptions,
@@ -505,7 +505,8 @@ impl WirePackets {
                 place
             }
             None => {
-                self.group = Some(Group { destination, slot, segment: len, packets: 1, bytes: len + added });
+                self.group =
+                    Some(SegmentGroup { destination, slot, segment: len, packets: 1, bytes: len + added });
                 0
             }
         };

@@ -23,7 +23,7 @@ pub mod private_len {
 /// A message, read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Message {
+pub enum CmMessage {
     Req(Box<Req>),
     Mra(Mra),
     Rej(Rej),
@@ -473,7 +473,7 @@ impl SidrRep {
     }
 }
 
-impl Message {
+impl CmMessage {
     /// Decodes a message of this kind; any bytes are valid.
     pub fn read(kind: MessageKind, mad: &Mad) -> Self {
         match kind {

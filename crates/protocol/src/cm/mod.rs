@@ -17,8 +17,8 @@ pub use agent::{Agent, AgentCounters, CmConfig, CmError};
 pub use communication::{Accept, CommId, Connect};
 pub use event::Event;
 pub use mad::{GSI_QKEY, GSI_QPN, MAD_LEN, Mad, MessageKind};
-pub use message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrRep, SidrReq, emit_dreq, private_len};
-pub use route::{Route, refusal};
+pub use message::{About, CmMessage, Ids, Mra, Rej, Rep, Req, SidrRep, SidrReq, emit_dreq, private_len};
+pub use route::{CmRoute, refusal};
 
 /// Reject reasons; the standard's numbers.
 pub mod reason {

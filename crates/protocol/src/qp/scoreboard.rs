@@ -13,7 +13,7 @@ const TOLERANCE: u64 = 3;
 const MAX_TOLERANCE: u64 = 96;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum TransmissionState {
     InFlight,
     /// It is to be sent again.
     Lost,
@@ -26,7 +26,7 @@ struct Sent {
     order: u64,
     at: Nanos,
     cost: u32,
-    fate: Fate,
+    fate: TransmissionState,
     fetches: bool,
     again: bool,
     /// It was found overdue. (A probe sends what may only be slow.)
@@ -114,7 +114,7 @@ impl Scoreboard {
 
     /// Whether this PSN was sent last and is still in flight.
     pub(super) fn is_last(&self, psn: u64) -> bool {
-        self.last == psn && self.get(psn).is_some_and(|sent| sent.fate == Fate::InFlight)
+        self.last == psn && self.get(psn).is_some_and(|sent| sent.fate == TransmissionState::InFlight)
     }
 
     pub(super) const fn last(&self) -> u64 {
@@ -144,7 +144,7 @@ impl Scoreboard {
     }
 
     pub(super) fn has_arrived(&self, psn: u64) -> bool {
-        self.get(psn).is_some_and(|sent| sent.fate == Fate::Arrived)
+        self.get(psn).is_some_and(|sent| sent.fate == TransmissionState::Arrived)
     }
 
     /// Whether all of these have arrived or are answered already.
@@ -169,7 +169,7 @@ impl Scoreboard {
             if nth == 0 || !fetches {
                 self.orders += 1;
             }
-            let fate = Fate::InFlight;
+            let fate = TransmissionState::InFlight;
             let (order, again, overdue) = (self.orders, false, false);
             self.sent.push_back(Sent { order, at: now, cost, fate, fetches, again, overdue });
         }
@@ -189,7 +189,8 @@ impl Scoreboard {
             }
             let sent = &mut self.sent[index];
             self.again += usize::from(!sent.again);
-            (sent.order, sent.at, sent.fate, sent.again) = (self.orders, now, Fate::InFlight, true);
+            (sent.order, sent.at, sent.fate, sent.again) =
+                (self.orders, now, TransmissionState::InFlight, true);
             self.in_flight += 1;
             self.bytes += u64::from(sent.cost);
         }
@@ -200,10 +201,10 @@ impl Scoreboard {
     pub(super) fn arrive(&mut self, now: Nanos, psn: u64, soonest: Nanos) -> Arrival {
         let Some(index) = self.index(psn) else { return Arrival::Known };
         let sent = self.sent[index];
-        if sent.fate == Fate::Arrived {
+        if sent.fate == TransmissionState::Arrived {
             return Arrival::Known;
         }
-        self.leave_flight(psn, Fate::Arrived);
+        self.leave_flight(psn, TransmissionState::Arrived);
         self.arrived += 1;
         self.news.arrived += 1;
         self.note(now, sent, soonest)
@@ -226,7 +227,7 @@ impl Scoreboard {
             }
             return Arrival::Ambiguous;
         }
-        if sent.fate == Fate::Lost {
+        if sent.fate == TransmissionState::Lost {
             return Arrival::Ambiguous;
         }
         if sent.order > self.newest.0 {
@@ -236,29 +237,29 @@ impl Scoreboard {
         Arrival::Of(sent.order)
     }
 
-    fn leave_flight(&mut self, psn: u64, fate: Fate) {
+    fn leave_flight(&mut self, psn: u64, fate: TransmissionState) {
         let Some(index) = self.index(psn) else { return };
         let sent = &mut self.sent[index];
-        if sent.fate == Fate::InFlight {
+        if sent.fate == TransmissionState::InFlight {
             self.in_flight -= 1;
             self.bytes -= u64::from(sent.cost);
         }
-        self.arrived -= usize::from(sent.fate == Fate::Arrived);
+        self.arrived -= usize::from(sent.fate == TransmissionState::Arrived);
         sent.fate = fate;
         match fate {
-            Fate::Lost => self.lost.insert(psn),
-            Fate::Arrived | Fate::InFlight => self.lost.remove(&psn),
+            TransmissionState::Lost => self.lost.insert(psn),
+            TransmissionState::Arrived | TransmissionState::InFlight => self.lost.remove(&psn),
         };
     }
 
     /// The packet is to be sent again: a probe does so, or it has not left.
     pub(super) fn lose(&mut self, psn: u64) {
-        self.leave_flight(psn, Fate::Lost);
+        self.leave_flight(psn, TransmissionState::Lost);
     }
 
     /// The packet is overdue.
     pub(super) fn miss(&mut self, psn: u64) {
-        self.leave_flight(psn, Fate::Lost);
+        self.leave_flight(psn, TransmissionState::Lost);
         if let Some(index) = self.index(psn) {
             self.sent[index].overdue = true;
         }
@@ -268,8 +269,8 @@ impl Scoreboard {
     pub(super) fn distrust(&mut self, psn: u64) {
         let Some(index) = self.index(psn) else { return };
         let sent = &mut self.sent[index];
-        if sent.fate == Fate::Arrived && !sent.fetches {
-            sent.fate = Fate::InFlight;
+        if sent.fate == TransmissionState::Arrived && !sent.fetches {
+            sent.fate = TransmissionState::InFlight;
             self.arrived -= 1;
             self.in_flight += 1;
             self.bytes += u64::from(sent.cost);
@@ -293,7 +294,7 @@ impl Scoreboard {
         self.get(psn).is_some_and(|sent| {
             let overtaken = order >= sent.order + self.tolerance;
             let late = order > sent.order && at >= sent.at.saturating_add(reordering_window.max(1));
-            sent.fate == Fate::InFlight && (overtaken || late)
+            sent.fate == TransmissionState::InFlight && (overtaken || late)
         })
     }
 
@@ -317,7 +318,8 @@ impl Scoreboard {
     pub(super) fn detect_answers(&mut self, end: u64, order: u64) -> u64 {
         let mut found = 0;
         for psn in self.first..end.min(self.first + self.sent.len() as u64) {
-            let lost = |sent: &Sent| sent.fetches && sent.fate == Fate::InFlight && sent.order <= order;
+            let lost =
+                |sent: &Sent| sent.fetches && sent.fate == TransmissionState::InFlight && sent.order <= order;
             if self.get(psn).is_some_and(lost) {
                 self.miss(psn);
                 found += 1;
@@ -334,7 +336,7 @@ impl Scoreboard {
     /// Forgets the first packet, if it is answered; whether it was.
     pub(super) fn pop(&mut self) -> bool {
         let is_done = |sent: &&Sent| sent.fetches || self.first < self.accepted;
-        let arrived = self.sent.front().filter(|sent| sent.fate == Fate::Arrived);
+        let arrived = self.sent.front().filter(|sent| sent.fate == TransmissionState::Arrived);
         let Some(sent) = arrived.filter(is_done) else { return false };
         self.arrived -= 1;
         self.again -= usize::from(sent.again);
@@ -423,9 +425,12 @@ mod tests {
                 _ => board.push(now, rng.below(2), 10, rng.below(2) == 0),
             }
             let count = |fate| board.sent.iter().filter(|sent| sent.fate == fate).count();
-            assert_eq!(board.in_flight, count(Fate::InFlight) as u64);
+            assert_eq!(board.in_flight, count(TransmissionState::InFlight) as u64);
             assert_eq!(board.bytes, 10 * board.in_flight);
-            assert_eq!((board.arrived, board.lost.len()), (count(Fate::Arrived), count(Fate::Lost)));
+            assert_eq!(
+                (board.arrived, board.lost.len()),
+                (count(TransmissionState::Arrived), count(TransmissionState::Lost))
+            );
             assert_eq!(board.again, board.sent.iter().filter(|sent| sent.again).count());
         }
     }

@@ -21,14 +21,14 @@ use crate::wire::{Deth, Psn, Service};
 /// Replaces requester and responder for services without acknowledgements.
 #[derive(Debug)]
 pub(crate) struct Unreliable {
-    pub(crate) sender: Sender,
+    pub(crate) sender: UnreliableSender,
     /// Idle where every datagram stands for itself.
     pub(crate) receiver: UcReceiver,
 }
 
 impl Unreliable {
     pub(crate) fn new(service: Service, depth: usize) -> Self {
-        Self { sender: Sender::new(service, depth), receiver: UcReceiver::new() }
+        Self { sender: UnreliableSender::new(service, depth), receiver: UcReceiver::new() }
     }
 }
 
@@ -40,7 +40,7 @@ struct Outgoing {
 }
 
 #[derive(Debug)]
-pub(crate) struct Sender {
+pub(crate) struct UnreliableSender {
     service: Service,
     sq: VecDeque<Outgoing>,
     depth: usize,
@@ -53,7 +53,7 @@ pub(crate) struct Sender {
     path_limited: bool,
 }
 
-impl Sender {
+impl UnreliableSender {
     fn new(service: Service, depth: usize) -> Self {
         Self {
             service,

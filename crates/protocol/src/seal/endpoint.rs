@@ -8,11 +8,11 @@ use std::sync::Arc;
 use super::SealMode;
 use super::header::{HEADER_LEN, Kind, OVERHEAD, SealedHeader};
 use super::keys::{Ends, Master};
-use super::message::{self, Content, Message};
+use super::message::{self, Content, SealMessage};
 use super::random::Random;
 use super::receiver::{Dropped, Opened, Receiver};
 use super::secret::KeyRing;
-use super::sender::{Asking, Flow, FlowName, PeerName, Route, Sender, header_of};
+use super::sender::{Asking, FlowName, PeerName, SealDecision, SealFlow, SealSender, header_of};
 use crate::cm::GSI_QPN;
 use crate::timing::{MICROSECOND, MILLISECOND, Nanos};
 use crate::wire::{Opcode, Qpn};
@@ -88,9 +88,9 @@ pub struct Seal {
     local: IpAddr,
     slot: u8,
     random: Random,
-    sender: Sender,
+    sender: SealSender,
     receiver: Receiver,
-    messages: VecDeque<Message>,
+    messages: VecDeque<SealMessage>,
     outcomes: VecDeque<Outcome>,
     next_timeout: Option<Nanos>,
     /// Microseconds since 1970 when the clock was at 0.
@@ -111,7 +111,7 @@ impl Seal {
             local: config.local,
             slot: 0,
             random: Random::new(&config.seed),
-            sender: Sender::default(),
+            sender: SealSender::default(),
             receiver: Receiver::default(),
             messages: VecDeque::new(),
             outcomes: VecDeque::new(),
@@ -153,9 +153,9 @@ impl Seal {
 
     /// What to do with a packet to that queue pair.
     #[inline]
-    pub fn route(&mut self, now: Nanos, addr: IpAddr, to: Qpn) -> Route {
+    pub fn route(&mut self, now: Nanos, addr: IpAddr, to: Qpn) -> SealDecision {
         if is_datagram(addr, to) {
-            return Route::Ready(Flow(FlowName::Datagram(Ends::new(self.local, addr))));
+            return SealDecision::Ready(SealFlow(FlowName::Datagram(Ends::new(self.local, addr))));
         }
         let [_, slot, ..] = to.get().to_be_bytes();
         let (route, asking) = self.sender.route(self.time(now), (addr, slot), &self.first, &mut self.random);
@@ -168,7 +168,7 @@ impl Seal {
     /// Seals a packet that stands in `packet` behind room for the header, before room for the tag.
     /// `ip_id` is the IPv4 identification that its ICRC covers; `unix` are seconds since 1970.
     #[inline]
-    pub fn seal(&mut self, unix: u64, flow: Flow, to: Qpn, ip_id: u16, packet: &mut [u8]) -> bool {
+    pub fn seal(&mut self, unix: u64, flow: SealFlow, to: Qpn, ip_id: u16, packet: &mut [u8]) -> bool {
         if packet.len() < OVERHEAD {
             return false;
         }
@@ -196,7 +196,7 @@ impl Seal {
     pub fn forwarded(&mut self, unix: u64, from: IpAddr, ip_id: u16, datagram: &[u8]) -> Vec<u8> {
         let mut packet = vec![0; datagram.len() + OVERHEAD];
         packet[HEADER_LEN..HEADER_LEN + datagram.len()].copy_from_slice(datagram);
-        let flow = Flow(FlowName::Datagram(Ends::new(from, self.local)));
+        let flow = SealFlow(FlowName::Datagram(Ends::new(from, self.local)));
         self.seal(unix, flow, Qpn::new(GSI_QPN), ip_id, &mut packet);
         packet
     }
@@ -324,7 +324,7 @@ impl Seal {
     fn say(&mut self, master: &Arc<Master>, (to, slot): PeerName, content: &Content) {
         if self.messages.len() < MAX_MESSAGES {
             let packet = message::emit(master, &Ends::new(self.local, to), (self.slot, slot), content);
-            self.messages.push_back(Message { to, packet });
+            self.messages.push_back(SealMessage { to, packet });
         }
     }
 
@@ -348,7 +348,7 @@ impl Seal {
     }
 
     /// The next message to send.
-    pub fn poll_message(&mut self) -> Option<Message> {
+    pub fn poll_message(&mut self) -> Option<SealMessage> {
         self.messages.pop_front()
     }
 

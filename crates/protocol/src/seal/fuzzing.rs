@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use super::{
-    Dropped, HEADER_LEN, KeyRing, Kind, OVERHEAD, Opened, Route, Seal, SealConfig, SealMode, SealedHeader,
+    Dropped, HEADER_LEN, KeyRing, Kind, OVERHEAD, Opened, Seal, SealConfig, SealDecision, SealMode,
+    SealedHeader,
 };
 use crate::timing::{MILLISECOND, Nanos};
 use crate::wire::Qpn;
@@ -69,11 +70,11 @@ impl Pair {
         let before = self.opened;
         let there = 1 - from;
         let mut route = self.ends[from].route(self.now, addr(there), to);
-        if route == Route::Wait {
+        if route == SealDecision::Wait {
             self.exchange();
             route = self.ends[from].route(self.now, addr(there), to);
         }
-        let Route::Ready(flow) = route else { return false };
+        let SealDecision::Ready(flow) = route else { return false };
         let mut packet = vec![0; len.max(8) + OVERHEAD];
         packet[HEADER_LEN..HEADER_LEN + 8].copy_from_slice(&self.sent.to_be_bytes());
         if !self.ends[from].seal(UNIX, flow, to, 0, &mut packet) {

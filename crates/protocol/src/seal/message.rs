@@ -21,7 +21,7 @@ pub(super) enum Content {
 
 /// A message to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct SealMessage {
     /// Where to.
     pub to: std::net::IpAddr,
     /// The UDP payload.

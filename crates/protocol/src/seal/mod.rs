@@ -24,10 +24,10 @@ mod window;
 
 pub use endpoint::{Outcome, Seal, SealConfig, SealCounters};
 pub use header::{HEADER_LEN, Kind, OVERHEAD, SealedHeader, TAG_LEN};
-pub use message::Message;
+pub use message::SealMessage;
 pub use receiver::{Dropped, Opened};
 pub use secret::{KeyError, KeyRing};
-pub use sender::{Flow, Route};
+pub use sender::{SealDecision, SealFlow};
 pub use window::ReplayWindow;
 
 /// What a device does with the packets that it sends. It takes both kinds.

@@ -27,9 +27,9 @@ pub(super) type PeerName = (IpAddr, u8);
 
 /// What to do with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
+pub enum SealDecision {
     /// Seal it now.
-    Ready(Flow),
+    Ready(SealFlow),
     /// Keep it: a hello for its session is under way.
     Wait,
     /// Drop it: the peer does not answer.
@@ -38,7 +38,7 @@ pub enum Route {
 
 /// What a packet is sealed for; valid until the next call that takes the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flow(pub(super) FlowName);
+pub struct SealFlow(pub(super) FlowName);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlowName {
@@ -87,7 +87,7 @@ struct TxDatagrams {
 pub(super) type Asking = (Arc<Master>, PeerName, (SessionNonce, u64));
 
 #[derive(Debug, Default)]
-pub(super) struct Sender {
+pub(super) struct SealSender {
     peers: Vec<TxPeer>,
     places: HashMap<PeerName, usize>,
     /// The place of the peer that was looked for last.
@@ -95,7 +95,7 @@ pub(super) struct Sender {
     datagrams: HashMap<Ends, TxDatagrams>,
 }
 
-impl Sender {
+impl SealSender {
     #[inline]
     fn find(&mut self, name: PeerName) -> Option<usize> {
         if self.peers.get(self.last).is_some_and(|peer| peer.name == name) {
@@ -129,7 +129,7 @@ impl Sender {
         name: PeerName,
         master: &Arc<Master>,
         random: &mut Random,
-    ) -> (Route, Option<Asking>) {
+    ) -> (SealDecision, Option<Asking>) {
         let place = self.find(name).unwrap_or_else(|| self.add(name, now));
         let peer = &mut self.peers[place];
         peer.used = now;
@@ -138,9 +138,9 @@ impl Sender {
         let asks = !is_current && peer.ask.is_none() && now >= peer.silent_until;
         let asking = asks.then(|| peer.ask((now, time), master, random));
         let route = match (&peer.session, &peer.ask) {
-            (Some(_), _) => Route::Ready(Flow(FlowName::Session(place))),
-            (None, Some(_)) => Route::Wait,
-            (None, None) => Route::Refused,
+            (Some(_), _) => SealDecision::Ready(SealFlow(FlowName::Session(place))),
+            (None, Some(_)) => SealDecision::Wait,
+            (None, None) => SealDecision::Refused,
         };
         (route, asking)
     }

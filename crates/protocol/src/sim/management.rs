@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::fuzzing::Bytes;
 use crate::cm::{
-    Accept, Agent, CmConfig, CommId, Connect, Event, Ids, MAD_LEN, Mad, Message, MessageKind, Mra, Rej, Rep,
-    Req, SidrRep, SidrReq, emit_dreq, refusal,
+    Accept, Agent, CmConfig, CmMessage, CommId, Connect, Event, Ids, MAD_LEN, Mad, MessageKind, Mra, Rej,
+    Rep, Req, SidrRep, SidrReq, emit_dreq, refusal,
 };
 use crate::timing::MILLISECOND;
 use crate::wire::{Psn, Qpn};
@@ -18,22 +18,22 @@ fn peer(n: u8) -> IpAddr {
 }
 
 /// A message is written as it was read.
-fn check_round_trip(kind: MessageKind, mad: &Mad) -> Message {
+fn check_round_trip(kind: MessageKind, mad: &Mad) -> CmMessage {
     let transaction = mad.transaction();
-    let message = Message::read(kind, mad);
+    let message = CmMessage::read(kind, mad);
     let again = match &message {
-        Message::Req(req) => req.emit(transaction),
-        Message::Rep(rep) => rep.emit(transaction),
-        Message::Rej(rej) => rej.emit(transaction),
-        Message::Mra(mra) => mra.emit(transaction),
-        Message::SidrReq(req) => req.emit(transaction),
-        Message::SidrRep(rep) => rep.emit(transaction),
-        Message::Dreq { ids, remote_qpn } => emit_dreq(*ids, *remote_qpn, transaction),
-        Message::Rtu(ids) | Message::Drep(ids) | Message::Lap(ids) | Message::Apr(ids) => {
+        CmMessage::Req(req) => req.emit(transaction),
+        CmMessage::Rep(rep) => rep.emit(transaction),
+        CmMessage::Rej(rej) => rej.emit(transaction),
+        CmMessage::Mra(mra) => mra.emit(transaction),
+        CmMessage::SidrReq(req) => req.emit(transaction),
+        CmMessage::SidrRep(rep) => rep.emit(transaction),
+        CmMessage::Dreq { ids, remote_qpn } => emit_dreq(*ids, *remote_qpn, transaction),
+        CmMessage::Rtu(ids) | CmMessage::Drep(ids) | CmMessage::Lap(ids) | CmMessage::Apr(ids) => {
             ids.emit(kind, transaction)
         }
     };
-    let reread = Mad::parse(again.bytes()).map(|(kind, mad)| Message::read(kind, &mad));
+    let reread = Mad::parse(again.bytes()).map(|(kind, mad)| CmMessage::read(kind, &mad));
     assert_eq!(reread.as_ref(), Some(&message));
     message
 }
@@ -51,7 +51,7 @@ fn forge(bytes: &mut Bytes<'_>, ids: &[u32]) -> Mad {
             blank[..4].copy_from_slice(&[1, 7, 2, 3]);
             blank[17] = 0x10;
             let Some((_, blank)) = Mad::parse(&blank) else { unreachable!("a request") };
-            let Message::Req(req) = Message::read(MessageKind::Req, &blank) else {
+            let CmMessage::Req(req) = CmMessage::read(MessageKind::Req, &blank) else {
                 unreachable!("a request")
             };
             Req { local_id: ids.local, service, qpn, transport: bytes.byte() % 4, private, ..*req }.emit(1)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use nobounce_protocol::cm::{
-    Accept, Agent, CmConfig, CommId, Connect, Event, Mad, Message, MessageKind, ip, reason,
+    Accept, Agent, CmConfig, CmMessage, CommId, Connect, Event, Mad, MessageKind, ip, reason,
 };
 use nobounce_protocol::sim::Rng;
 use nobounce_protocol::timing::{MICROSECOND, MILLISECOND, Nanos};
@@ -131,7 +131,7 @@ impl World {
     /// Gives a message to an agent, as if the other had sent it.
     pub(crate) fn deliver(&mut self, to: usize, mad: &Mad) {
         let (kind, mad) = Mad::parse(mad.bytes()).unwrap();
-        let message = Message::read(kind, &mad);
+        let message = CmMessage::read(kind, &mad);
         self.agents[to].handle_message(self.now, address(1 - to), &message, &mad);
         self.settle();
     }

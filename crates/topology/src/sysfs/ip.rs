@@ -7,7 +7,7 @@ use crate::facts::{IpSettings, Read};
 const GATEWAY: u32 = 2;
 
 /// Routes of the main table, one for each line.
-struct Route<'a> {
+struct RouteEntry<'a> {
     interface: &'a str,
     to: u32,
     mask: u32,
@@ -16,12 +16,12 @@ struct Route<'a> {
 
 /// The kernel's table of IPv4 routes. Numbers are hexadecimal, in the order of bytes of a
 /// little-endian machine.
-fn routes(table: &str) -> impl Iterator<Item = Route<'_>> {
+fn routes(table: &str) -> impl Iterator<Item = RouteEntry<'_>> {
     let number = |text: &str| u32::from_str_radix(text, 16).ok();
     table.lines().skip(1).filter_map(move |line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let address = |at: usize| words.get(at).and_then(|word| number(word)).map(u32::swap_bytes);
-        Some(Route {
+        Some(RouteEntry {
             interface: words.first()?,
             to: address(1)?,
             mask: address(7)?,

@@ -1,21 +1,21 @@
 //! cuFile itself: its library and settings, and those of KvikIO.
 
-use super::{Step, step};
+use super::{ChainStep, step};
 use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{Facts, Storage};
 
 /// A setting of cuFile, and where it is from.
-pub(super) struct Setting {
+pub(super) struct CufileSetting {
     pub(super) value: Option<bool>,
     source: String,
 }
 
 /// What cuFile's settings say.
 pub(super) struct Settings {
-    pub(super) force: Setting,
-    pub(super) allow: Setting,
-    pub(super) p2pdma: Setting,
+    pub(super) force: CufileSetting,
+    pub(super) allow: CufileSetting,
+    pub(super) p2pdma: CufileSetting,
 }
 
 pub(super) fn settings(storage: &Storage) -> Settings {
@@ -26,14 +26,16 @@ pub(super) fn settings(storage: &Storage) -> Settings {
     }
 }
 
-fn setting(storage: &Storage, variable: &str, name: &str, default: bool) -> Setting {
+fn setting(storage: &Storage, variable: &str, name: &str, default: bool) -> CufileSetting {
     match storage.property(variable, name) {
-        Some((text, source)) => Setting { value: switch(text), source: format!("{source} is {text:?}") },
+        Some((text, source)) => {
+            CufileSetting { value: switch(text), source: format!("{source} is {text:?}") }
+        }
         None if storage.cufile.config.known().is_none() => {
             let why = storage.cufile.config.why_not().unwrap_or_default();
-            Setting { value: None, source: format!("properties.{name}: {why}") }
+            CufileSetting { value: None, source: format!("properties.{name}: {why}") }
         }
-        None => Setting {
+        None => CufileSetting {
             value: Some(default),
             source: format!("properties.{name} is not set; the default is {default}"),
         },
@@ -48,7 +50,7 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
-pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<Step> {
+pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<ChainStep> {
     let mut steps = vec![configured(storage)];
     steps.push(asked(facts, storage));
     steps.push(library(storage));
@@ -57,7 +59,7 @@ pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<Step> {
 }
 
 /// Compat mode and the lists of what cuFile leaves alone.
-fn configured(storage: &Storage) -> Step {
+fn configured(storage: &Storage) -> ChainStep {
     const NAME: &str = "cuFile settings";
     let settings = settings(storage);
     let kvikio = kvikio(storage);
@@ -114,7 +116,7 @@ fn configured(storage: &Storage) -> Step {
 }
 
 /// Whether the settings request P2PDMA: it is off by default.
-fn asked(facts: &Facts, storage: &Storage) -> Step {
+fn asked(facts: &Facts, storage: &Storage) -> ChainStep {
     const NAME: &str = "use_pci_p2pdma";
     let asked = settings(storage).p2pdma;
     match asked.value {
@@ -143,7 +145,7 @@ fn asked(facts: &Facts, storage: &Storage) -> Step {
     }
 }
 
-fn library(storage: &Storage) -> Step {
+fn library(storage: &Storage) -> ChainStep {
     const NAME: &str = "libcufile";
     let finding = |severity, title: &str, value: &str| {
         Finding::new("storage-no-libcufile", severity, title)
@@ -172,7 +174,7 @@ fn library(storage: &Storage) -> Step {
     }
 }
 
-fn udev(facts: &Facts, storage: &Storage) -> Step {
+fn udev(facts: &Facts, storage: &Storage) -> ChainStep {
     const NAME: &str = "udev";
     let finding = |value: &str| {
         let finding = Finding::new("storage-udev", Severity::Unknown, "/run/udev cannot be read")

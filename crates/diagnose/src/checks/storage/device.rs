@@ -1,20 +1,20 @@
 //! The block devices: NVMe drives of this machine, or something in between.
 
-use super::{Step, filesystem, shell, step};
+use super::{ChainStep, filesystem, shell, step};
 use crate::checks::list;
 use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{BlockDevice, BlockKind, Storage};
 
 /// What one device does to both routes, and the finding that tells it.
-struct Seen {
+struct DeviceEffect {
     p2pdma: State,
     nvidia_fs: State,
     id: &'static str,
     what: String,
 }
 
-pub(super) fn steps(storage: &Storage, asks_p2pdma: bool, has_nvme: bool) -> Vec<Step> {
+pub(super) fn steps(storage: &Storage, asks_p2pdma: bool, has_nvme: bool) -> Vec<ChainStep> {
     let Some(mount) = storage.mount.known() else {
         return vec![step("drive", State::Unknown, State::Unknown, "the filesystem is unknown")];
     };
@@ -57,10 +57,10 @@ fn is_pcie(device: &BlockDevice) -> Option<bool> {
     all
 }
 
-fn drive(storage: &Storage, devices: &[BlockDevice], asks_p2pdma: bool, has_nvme: bool) -> Step {
+fn drive(storage: &Storage, devices: &[BlockDevice], asks_p2pdma: bool, has_nvme: bool) -> ChainStep {
     let scsi =
         storage.nvidia_fs.clients.known().is_some_and(|clients| clients.iter().any(|c| c == "scsi_mod"));
-    let seen: Vec<Seen> = devices.iter().map(|device| one(device, scsi)).collect();
+    let seen: Vec<DeviceEffect> = devices.iter().map(|device| one(device, scsi)).collect();
     let text: Vec<&str> =
         seen.iter().map(|seen| seen.what.as_str()).filter(|what| !what.is_empty()).collect();
     let text = text.join(", ");
@@ -84,10 +84,10 @@ fn drive(storage: &Storage, devices: &[BlockDevice], asks_p2pdma: bool, has_nvme
     if told == "storage-not-nvme" && !has_nvme { step.for_good() } else { step }
 }
 
-fn one(device: &BlockDevice, scsi: bool) -> Seen {
+fn one(device: &BlockDevice, scsi: bool) -> DeviceEffect {
     use State::{Blocks, Ok, Unknown};
     let name = &device.name;
-    let seen = |p2pdma, nvidia_fs, id, what: String| Seen { p2pdma, nvidia_fs, id, what };
+    let seen = |p2pdma, nvidia_fs, id, what: String| DeviceEffect { p2pdma, nvidia_fs, id, what };
     match device.kind {
         BlockKind::Partition => seen(Ok, Ok, "", String::new()),
         BlockKind::Nvme => {
@@ -139,7 +139,7 @@ fn one(device: &BlockDevice, scsi: bool) -> Seen {
     }
 }
 
-fn explain(worst: &Seen, mistaken: bool) -> Finding {
+fn explain(worst: &DeviceEffect, mistaken: bool) -> Finding {
     const OFF: &str = "CUFILE_USE_PCIP2PDMA=false";
     let what = &worst.what;
     match worst.id {
@@ -173,7 +173,7 @@ fn explain(worst: &Seen, mistaken: bool) -> Finding {
     }
 }
 
-fn multipath(storage: &Storage, devices: &[BlockDevice], asks_p2pdma: bool) -> Step {
+fn multipath(storage: &Storage, devices: &[BlockDevice], asks_p2pdma: bool) -> ChainStep {
     const NAME: &str = "NVMe multipath";
     const FILE: &str = "/sys/module/nvme_core/parameters/multipath";
     let heads: Vec<&str> = devices.iter().filter(|d| d.multipath).map(|d| d.name.as_str()).collect();

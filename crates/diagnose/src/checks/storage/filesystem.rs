@@ -1,6 +1,6 @@
 //! The filesystem: does cuFile support it, in the mode that it is mounted in?
 
-use super::{Step, shell, step};
+use super::{ChainStep, shell, step};
 use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{Mount, Storage, version_pair};
@@ -27,7 +27,7 @@ pub(super) fn is_local(kind: &str) -> bool {
     matches!(kind, "ext4" | "xfs")
 }
 
-pub(super) fn steps(storage: &Storage, has_nvme: bool) -> Vec<Step> {
+pub(super) fn steps(storage: &Storage, has_nvme: bool) -> Vec<ChainStep> {
     let Some(mount) = storage.mount.known() else {
         let why = storage.mount.why_not().unwrap_or_default();
         let finding = Finding::new("storage-unread", Severity::Unknown, "the filesystem of the path is unknown")
@@ -46,7 +46,7 @@ pub(super) fn steps(storage: &Storage, has_nvme: bool) -> Vec<Step> {
     steps
 }
 
-fn kind(storage: &Storage, mount: &Mount, has_nvme: bool) -> Step {
+fn kind(storage: &Storage, mount: &Mount, has_nvme: bool) -> ChainStep {
     let at = format!("{} on {}", mount.kind, mount.point);
     if is_local(&mount.kind) {
         return step("filesystem", State::Ok, State::Ok, at);
@@ -123,7 +123,7 @@ fn why_not(kind: &str) -> &'static str {
 }
 
 /// cuFile takes ext4 in ordered mode, and asks the mount table for it.
-fn journal(storage: &Storage, mount: &Mount) -> Step {
+fn journal(storage: &Storage, mount: &Mount) -> ChainStep {
     const NAME: &str = "ext4 mode";
     let written = mount.options.iter().find_map(|option| option.strip_prefix("data="));
     let mode = written.or(mount.journal.known().map(String::as_str));
@@ -178,7 +178,7 @@ fn journal(storage: &Storage, mount: &Mount) -> Step {
     }
 }
 
-fn direct_io(storage: &Storage) -> Step {
+fn direct_io(storage: &Storage) -> ChainStep {
     const NAME: &str = "O_DIRECT";
     match storage.direct_io.known() {
         Some(Some(align)) => {

@@ -1,6 +1,6 @@
 //! What concerns one GPU: its model, the IOMMU, and the PCIe path between it and the drives.
 
-use super::{Step, filesystem, shell, step};
+use super::{ChainStep, filesystem, shell, step};
 use crate::checks::{iommu, list};
 use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
@@ -17,11 +17,11 @@ const LISTED: [&str; 9] = ["A100", "A40", "L4", "L40S", "H100", "H200", "B100", 
 const P2PDMA_CC: u32 = 80;
 const CUFILE_CC: u32 = 60;
 
-pub(super) fn steps(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Vec<Step> {
+pub(super) fn steps(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Vec<ChainStep> {
     vec![model(analysis, gpu), iommu(analysis, storage, gpu), path(analysis, storage, gpu)]
 }
 
-fn model(analysis: &Analysis<'_>, gpu: &Gpu) -> Step {
+fn model(analysis: &Analysis<'_>, gpu: &Gpu) -> ChainStep {
     const NAME: &str = "GPU";
     let title = gpu.title().to_owned();
     let finding = |severity, what: &str, source: &str, value: String| {
@@ -120,7 +120,7 @@ fn ends<'a>(analysis: &'a Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Vec<&'a
         .collect()
 }
 
-fn iommu(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
+fn iommu(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> ChainStep {
     const NAME: &str = "IOMMU";
     let facts = analysis.facts;
     let grace = Platform::of(&facts.machine.cpu) == Platform::Grace;
@@ -211,7 +211,7 @@ fn acs(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> (Vec<String>, b
     (redirect, unread)
 }
 
-fn path(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> Step {
+fn path(analysis: &Analysis<'_>, storage: &Storage, gpu: &Gpu) -> ChainStep {
     const NAME: &str = "PCIe path";
     let facts = analysis.facts;
     let local = storage.mount.known().is_none_or(|mount| filesystem::is_local(&mount.kind));
@@ -281,7 +281,13 @@ fn host_bridge(text: &str, how: &str) -> Finding {
         .fix(Fix::both().run("sudo dmesg | grep -i p2pdma; nobounce topo").remark("a drive below the GPU's switch needs no list"))
 }
 
-fn below_switch(file: &str, text: &str, redirect: Vec<String>, unread: bool, through_cpu: State) -> Step {
+fn below_switch(
+    file: &str,
+    text: &str,
+    redirect: Vec<String>,
+    unread: bool,
+    through_cpu: State,
+) -> ChainStep {
     const NAME: &str = "PCIe path";
     if !redirect.is_empty() {
         let finding = Finding::new("storage-acs", Severity::Warning, format!("ACS redirects packets between drive and GPU to the processor ({})", list(&redirect)))

@@ -1,6 +1,6 @@
 //! The kernel and NVIDIA's driver: what P2PDMA needs of them.
 
-use super::{Step, step};
+use super::{ChainStep, step};
 use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
 use nobounce_topology::facts::{Facts, Storage};
@@ -14,11 +14,11 @@ const P2PDMA_DRIVER: u32 = 565;
 const STATIC_BAR1: &str = "RMForceStaticBar1";
 const NO_WRITE_COMBINING: &str = "RmForceDisableIomapWC";
 
-pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<Step> {
+pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<ChainStep> {
     vec![kernel(facts, storage), driver(facts), keys(facts, storage)]
 }
 
-fn kernel(facts: &Facts, storage: &Storage) -> Step {
+fn kernel(facts: &Facts, storage: &Storage) -> ChainStep {
     const NAME: &str = "kernel";
     let release = &facts.kernel.release;
     if release.to_ascii_lowercase().contains("microsoft") {
@@ -89,7 +89,7 @@ fn kernel(facts: &Facts, storage: &Storage) -> Step {
     }
 }
 
-fn driver(facts: &Facts) -> Step {
+fn driver(facts: &Facts) -> ChainStep {
     const NAME: &str = "NVIDIA driver";
     let module = match facts.kernel.nvidia.known() {
         Some(Some(module)) => module,
@@ -181,7 +181,7 @@ pub(super) fn loses_write_combining(storage: &Storage) -> Option<bool> {
     Some(value.as_deref().and_then(|text| key(text, NO_WRITE_COMBINING)).unwrap_or(false))
 }
 
-fn keys(facts: &Facts, storage: &Storage) -> Step {
+fn keys(facts: &Facts, storage: &Storage) -> ChainStep {
     const NAME: &str = "registry keys";
     if facts.machine.arch == "aarch64" || Platform::of(&facts.machine.cpu) == Platform::Grace {
         return step(NAME, State::NotNeeded, State::NotNeeded, "required on x86 only");

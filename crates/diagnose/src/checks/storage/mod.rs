@@ -13,23 +13,23 @@ mod nvidia_fs;
 
 use super::list;
 use crate::finding::{Effect, Finding, Severity};
-use crate::storage_verdict::{Link, Own, Route, State, StorageDiagnosis, StorageVerdict, decide, worst};
+use crate::storage_verdict::{ChainLink, Own, Route, State, StorageDiagnosis, StorageVerdict, decide, worst};
 use nobounce_topology::analysis::Analysis;
 use nobounce_topology::facts::{Gpu, PciDevice, Storage};
 
 /// A link, why it is not ok, and what else there is to say.
-struct Step {
-    link: Link,
+struct ChainStep {
+    link: ChainLink,
     cause: Option<Finding>,
     notes: Vec<Finding>,
 }
 
-fn step(name: &'static str, p2pdma: State, nvidia_fs: State, text: impl Into<String>) -> Step {
-    let link = Link { name, p2pdma, nvidia_fs, text: text.into(), fixable: true };
-    Step { link, cause: None, notes: Vec::new() }
+fn step(name: &'static str, p2pdma: State, nvidia_fs: State, text: impl Into<String>) -> ChainStep {
+    let link = ChainLink { name, p2pdma, nvidia_fs, text: text.into(), fixable: true };
+    ChainStep { link, cause: None, notes: Vec::new() }
 }
 
-impl Step {
+impl ChainStep {
     /// Why it is not ok.
     fn because(mut self, finding: Finding) -> Self {
         self.cause = Some(finding);
@@ -67,7 +67,7 @@ enum Direct {
 }
 
 impl Direct {
-    const fn of(self, link: &Link) -> State {
+    const fn of(self, link: &ChainLink) -> State {
         match self {
             Self::P2pdma => link.p2pdma,
             Self::NvidiaFs => link.nvidia_fs,
@@ -96,10 +96,10 @@ pub(crate) fn diagnose(analysis: &Analysis<'_>, storage: &Storage) -> StorageDia
     // A forced compat mode is allowed, whatever the other setting says.
     let compat = if settings.force.value == Some(true) { Some(true) } else { settings.allow.value };
     let mut verdicts = Vec::new();
-    let mut own: Vec<(&Gpu, Vec<Step>)> = Vec::new();
+    let mut own: Vec<(&Gpu, Vec<ChainStep>)> = Vec::new();
     for gpu in &facts.gpus {
         let steps = gpu::steps(analysis, storage, gpu);
-        let chain: Vec<&Link> = shared.iter().chain(&steps).map(|step| &step.link).collect();
+        let chain: Vec<&ChainLink> = shared.iter().chain(&steps).map(|step| &step.link).collect();
         let (route, reasons) = decide(&chain, compat);
         let (method, own_reason) = own_method(storage, gpu);
         verdicts.push(StorageVerdict {
@@ -164,7 +164,7 @@ fn own_method(storage: &Storage, gpu: &Gpu) -> (Own, String) {
 }
 
 /// The route that is nearest to working: by what each of its links would cost to repair.
-fn nearest(chain: &[&Link], verdicts: &[StorageVerdict], loaded: bool) -> Direct {
+fn nearest(chain: &[&ChainLink], verdicts: &[StorageVerdict], loaded: bool) -> Direct {
     if verdicts.iter().any(|verdict| verdict.route == Route::P2pdma) {
         return Direct::P2pdma;
     }
@@ -204,7 +204,7 @@ struct Scale {
 }
 
 impl Scale {
-    fn weigh(&self, link: &Link, mut finding: Finding) -> Finding {
+    fn weigh(&self, link: &ChainLink, mut finding: Finding) -> Finding {
         let (near, other) = (self.nearest.of(link), self.nearest.other().of(link));
         let told = finding.severity;
         finding.severity = match (near, other) {
@@ -228,8 +228,8 @@ impl Scale {
 }
 
 fn findings(
-    shared: &[Step],
-    own: Vec<(&Gpu, Vec<Step>)>,
+    shared: &[ChainStep],
+    own: Vec<(&Gpu, Vec<ChainStep>)>,
     verdicts: &[StorageVerdict],
     loaded: bool,
     compat: Option<bool>,
@@ -240,7 +240,7 @@ fn findings(
         .find(|(_, verdict)| verdict.route.is_direct())
         .map(|(own, _)| own)
         .or(own.first());
-    let chain: Vec<&Link> = shared
+    let chain: Vec<&ChainLink> = shared
         .iter()
         .map(|step| &step.link)
         .chain(best.into_iter().flat_map(|(_, steps)| steps).map(|step| &step.link))

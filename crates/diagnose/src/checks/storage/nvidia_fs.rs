@@ -1,7 +1,7 @@
 //! The module nvidia-fs: is it loaded, may this process use it, and did the storage driver
 //! register?
 
-use super::{Step, filesystem, step};
+use super::{ChainStep, filesystem, step};
 use crate::checks::list;
 use crate::finding::{Finding, Fix, Severity};
 use crate::storage_verdict::State;
@@ -10,7 +10,7 @@ use nobounce_topology::facts::{BlockKind, DeviceNode, Facts, Storage};
 const EPERM: i32 = 1;
 const EACCES: i32 = 13;
 
-pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<Step> {
+pub(super) fn steps(facts: &Facts, storage: &Storage) -> Vec<ChainStep> {
     let loaded = is_loaded(facts, storage);
     let mut steps = vec![module(facts, storage, loaded)];
     steps.extend(client(storage, loaded));
@@ -24,7 +24,7 @@ fn is_loaded(facts: &Facts, storage: &Storage) -> Option<bool> {
     facts.kernel.is_loaded("nvidia_fs")
 }
 
-fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> Step {
+fn module(facts: &Facts, storage: &Storage, loaded: Option<bool>) -> ChainStep {
     const NAME: &str = "nvidia-fs";
     let fs = &storage.nvidia_fs;
     let container = facts.is_container();
@@ -138,7 +138,7 @@ fn no_node(nodes: &[DeviceNode], container: bool) -> Option<(String, Finding)> {
 }
 
 /// The storage driver has to register with nvidia-fs: the kernel's own NVMe driver does not.
-fn client(storage: &Storage, loaded: Option<bool>) -> Option<Step> {
+fn client(storage: &Storage, loaded: Option<bool>) -> Option<ChainStep> {
     const NAME: &str = "nvidia-fs client";
     let mount = storage.mount.known()?;
     let needed = match filesystem::client(&mount.kind) {

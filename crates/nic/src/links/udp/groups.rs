@@ -15,28 +15,28 @@ use crate::interfaces::interface_index;
 
 /// The groups of a device.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
-    pub(super) joined: Vec<Group>,
+pub(super) struct JoinedGroups {
+    pub(super) joined: Vec<JoinedGroup>,
     /// Apart from that of unicast, whose way to receive depends on what it found last.
     receiver: Option<UdpReceiver>,
 }
 
-impl Groups {
+impl JoinedGroups {
     /// Joins a group on the interface of `local`.
-    pub(super) fn join(&mut self, addr: IpAddr, local: IpAddr, scope: u32) -> io::Result<&Group> {
+    pub(super) fn join(&mut self, addr: IpAddr, local: IpAddr, scope: u32) -> io::Result<&JoinedGroup> {
         self.receiver.get_or_insert_with(|| UdpReceiver::new(false));
-        self.joined.push(Group::join(addr, local, scope)?);
+        self.joined.push(JoinedGroup::join(addr, local, scope)?);
         self.joined.last().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Leaves a group.
-    pub(super) fn leave(&mut self, addr: IpAddr) -> Option<Group> {
+    pub(super) fn leave(&mut self, addr: IpAddr) -> Option<JoinedGroup> {
         let at = self.joined.iter().position(|group| group.addr == addr)?;
         Some(self.joined.swap_remove(at))
     }
 
     /// The groups, and what receives for them.
-    pub(super) fn parts(&mut self) -> Option<(&[Group], &mut UdpReceiver)> {
+    pub(super) fn parts(&mut self) -> Option<(&[JoinedGroup], &mut UdpReceiver)> {
         Some((&self.joined, self.receiver.as_mut()?))
     }
 
@@ -48,13 +48,13 @@ impl Groups {
 
 /// One joined group.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct JoinedGroup {
     pub(super) addr: IpAddr,
     pub(super) socket: Socket,
     membership: Membership,
 }
 
-impl Group {
+impl JoinedGroup {
     fn join(addr: IpAddr, local: IpAddr, scope: u32) -> io::Result<Self> {
         let membership = Membership::new(addr, local, scope)?;
         let socket = Socket::new(addr).map_err(|error| match error {

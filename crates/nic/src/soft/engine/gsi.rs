@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use nobounce_protocol::cm::{
-    Agent, CmConfig, CommId, Event, GSI_QKEY, GSI_QPN, MAD_LEN, Mad, Message, Route, refusal,
+    Agent, CmConfig, CmMessage, CmRoute, CommId, Event, GSI_QKEY, GSI_QPN, MAD_LEN, Mad, refusal,
 };
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{BTH_LEN, Deth, Header, ICRC_LEN, Opcode, Parsed, Psn, Qpn};
@@ -52,7 +52,7 @@ struct Inbound {
     ip_id: u16,
     packet: Vec<u8>,
     mad: Mad,
-    message: Message,
+    message: CmMessage,
 }
 
 /// Where events of a communication are reported.
@@ -153,7 +153,7 @@ impl Gsi {
             return false;
         };
         if self.inbox.len() < MAX_INBOX {
-            let message = Message::read(kind, &mad);
+            let message = CmMessage::read(kind, &mad);
             let RxDatagram { src, src_port, ip_id, bytes, .. } = *datagram;
             self.inbox.push(Inbound { src, src_port, ip_id, packet: bytes.to_vec(), mad, message });
             self.wanted = true;
@@ -209,12 +209,12 @@ impl Engine {
         let waited = core.gsi.waiting.drain(..).collect::<Vec<_>>();
         let came = std::mem::take(&mut core.gsi.inbox).into_iter().map(|inbound| (now + GRACE_NS, inbound));
         for (until, inbound) in waited.into_iter().chain(came) {
-            let owner = match Route::of(&inbound.message) {
-                Route::Service(service) => {
+            let owner = match CmRoute::of(&inbound.message) {
+                CmRoute::Service(service) => {
                     let ours = core.gsi.agent.as_ref().is_some_and(|agent| agent.cm.listens(service));
                     (!ours).then_some(MadOwner::Service(service))
                 }
-                Route::Communication(id) => {
+                CmRoute::Communication(id) => {
                     let [of, ..] = id.to_be_bytes();
                     (of != slot).then_some(MadOwner::Slot(of))
                 }

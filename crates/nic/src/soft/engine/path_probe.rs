@@ -17,6 +17,7 @@ use nobounce_protocol::wire::{ICRC_LEN, Presence, Qpn};
 use crate::links::TxBatch;
 use crate::process::random::random_u32;
 use crate::soft::engine::Core;
+use crate::soft::engine::presence::PeerName;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
 
@@ -56,8 +57,6 @@ pub enum PathMtu {
     /// The peer answers no request: another RoCE device, or packets do not reach it at all.
     Silent,
 }
-
-type PeerName = (IpAddr, u8);
 
 #[derive(Debug)]
 struct PathProbe {

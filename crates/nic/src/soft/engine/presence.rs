@@ -56,7 +56,7 @@ impl PresenceConfig {
 }
 
 /// A peer: its address and slot.
-type PeerName = (IpAddr, u8);
+pub(super) type PeerName = (IpAddr, u8);
 
 #[derive(Debug)]
 struct KnownPeer {

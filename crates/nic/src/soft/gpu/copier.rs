@@ -113,7 +113,7 @@ struct Engines {
 /// The job queue.
 #[derive(Debug, Default)]
 struct JobQueue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<CopyQueue>,
     more: Condvar,
     /// Queued jobs: read without the lock.
     posted: AtomicUsize,
@@ -123,7 +123,7 @@ struct JobQueue {
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct CopyQueue {
     jobs: VecDeque<(Job, Arc<CopyReply>)>,
     /// The memories of all jobs that are not over: one entry per job.
     memories: Vec<usize>,

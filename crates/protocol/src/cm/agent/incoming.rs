@@ -6,20 +6,20 @@ use super::{Agent, MAX_COMMUNICATIONS, SERVICE_TIMEOUT};
 use crate::cm::communication::{CommId, Communication, CommunicationState};
 use crate::cm::event::Event;
 use crate::cm::mad::{Mad, MessageKind};
-use crate::cm::message::{About, Ids, Message, Mra, Rej, Rep, Req, SidrReq, emit_apr};
+use crate::cm::message::{About, CmMessage, Ids, Mra, Rej, Rep, Req, SidrReq, emit_apr};
 use crate::cm::reason;
 use crate::cm::route::refusal;
 use crate::timing::Nanos;
 
 impl Agent {
     /// Handles a message.
-    pub fn handle_message(&mut self, now: Nanos, from: IpAddr, message: &Message, mad: &Mad) {
+    pub fn handle_message(&mut self, now: Nanos, from: IpAddr, message: &CmMessage, mad: &Mad) {
         self.counters.received += 1;
         match message {
-            Message::Req(req) => self.take_req(now, from, req, mad),
-            Message::SidrReq(req) => self.take_sidr_req(now, from, req, mad),
-            Message::Rep(rep) => self.take_rep(now, from, rep, message, mad),
-            Message::Rtu(ids) => self.about(from, *ids, |this, communication| {
+            CmMessage::Req(req) => self.take_req(now, from, req, mad),
+            CmMessage::SidrReq(req) => self.take_sidr_req(now, from, req, mad),
+            CmMessage::Rep(rep) => self.take_rep(now, from, rep, message, mad),
+            CmMessage::Rtu(ids) => self.about(from, *ids, |this, communication| {
                 if communication.state != CommunicationState::RepSent {
                     this.counters.duplicates += 1;
                     return;
@@ -27,8 +27,8 @@ impl Agent {
                 communication.rest(CommunicationState::Established);
                 this.tell(communication, Event::Established { id: communication.id() });
             }),
-            Message::Rej(rej) => self.take_rej(now, from, rej),
-            Message::Mra(mra) => self.about(from, mra.ids, |_, communication| {
+            CmMessage::Rej(rej) => self.take_rej(now, from, rej),
+            CmMessage::Mra(mra) => self.about(from, mra.ids, |_, communication| {
                 let waits = match mra.about {
                     About::Req => communication.state == CommunicationState::ReqSent,
                     About::Rep => communication.state == CommunicationState::RepSent,
@@ -38,14 +38,14 @@ impl Agent {
                     communication.extend_deadline(now, mra.service_timeout);
                 }
             }),
-            Message::Dreq { ids, .. } => self.take_dreq(now, from, *ids, message, mad),
-            Message::Drep(ids) => self.about(from, *ids, |this, communication| {
+            CmMessage::Dreq { ids, .. } => self.take_dreq(now, from, *ids, message, mad),
+            CmMessage::Drep(ids) => self.about(from, *ids, |this, communication| {
                 if communication.state == CommunicationState::DreqSent {
                     this.tell(communication, Event::Disconnected { id: communication.id(), silent: false });
                     communication.wait_out(now);
                 }
             }),
-            Message::SidrRep(rep) => {
+            CmMessage::SidrRep(rep) => {
                 let ids = Ids { local: 0, remote: rep.request };
                 self.about(from, ids, |this, communication| {
                     if communication.state == CommunicationState::SidrReqSent {
@@ -57,8 +57,8 @@ impl Agent {
                     }
                 });
             }
-            Message::Lap(ids) => self.send(from, emit_apr(ids.swapped(), mad.transaction())),
-            Message::Apr(_) => self.counters.dropped += 1, // an answer to what we never ask
+            CmMessage::Lap(ids) => self.send(from, emit_apr(ids.swapped(), mad.transaction())),
+            CmMessage::Apr(_) => self.counters.dropped += 1, // an answer to what we never ask
         }
     }
 
@@ -82,7 +82,7 @@ impl Agent {
             return;
         }
         let Some(listener) = self.listeners.get_mut(&req.service) else {
-            let message = Message::Req(Box::new(req.clone()));
+            let message = CmMessage::Req(Box::new(req.clone()));
             return refusal(&message, mad).into_iter().for_each(|rej| self.send(from, rej));
         };
         if !self.limits.allow(now, from) {
@@ -131,7 +131,7 @@ impl Agent {
             return;
         }
         let Some(listener) = self.listeners.get_mut(&req.service) else {
-            let message = Message::SidrReq(req.clone());
+            let message = CmMessage::SidrReq(req.clone());
             return refusal(&message, mad).into_iter().for_each(|rep| self.send(from, rep));
         };
         if !self.limits.allow(now, from) {
@@ -152,7 +152,7 @@ impl Agent {
         self.events.push_back(Event::SidrRequest { id: CommId(local), from, req: req.clone() });
     }
 
-    fn take_rep(&mut self, now: Nanos, from: IpAddr, rep: &Rep, message: &Message, mad: &Mad) {
+    fn take_rep(&mut self, now: Nanos, from: IpAddr, rep: &Rep, message: &CmMessage, mad: &Mad) {
         let known = self.communications.get(&rep.ids.remote).filter(|c| c.peer == from);
         if known.is_none_or(|c| c.state == CommunicationState::Over) {
             self.counters.dropped += 1;
@@ -208,7 +208,7 @@ impl Agent {
         });
     }
 
-    fn take_dreq(&mut self, now: Nanos, from: IpAddr, ids: Ids, message: &Message, mad: &Mad) {
+    fn take_dreq(&mut self, now: Nanos, from: IpAddr, ids: Ids, message: &CmMessage, mad: &Mad) {
         // Answer every DREQ, known or not: the peer wants the connection to end. The user adds
         // nothing to a DREP, so send it at once.
         let known = self.communications.get(&ids.remote).is_some_and(|c| c.peer == from);
