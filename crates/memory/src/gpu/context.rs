@@ -21,7 +21,7 @@ use super::range;
 /// A memory range whose attributes were just read needs neither: the attributes name its context.
 /// Between the query and the call another thread may still destroy the context. Doing that under a
 /// copy in flight violates CUDA's own rule.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeptContext {
     handle: Context,
     id: u64,

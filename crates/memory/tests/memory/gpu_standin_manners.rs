@@ -1,6 +1,7 @@
 //! We run inside the program's process: its stream captures, kernels, contexts and handles stay
 //! undisturbed.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -308,6 +309,47 @@ fn copy_engines_do_not_pile_up() {
         let before = (cuda.live_all(), open_files(), mappings());
         (0..200).for_each(|_| round());
         assert_eq!((cuda.live_all(), open_files(), mappings()), before);
+    });
+}
+
+/// Threads that make engines together find all idle ones, also while another thread looks for
+/// those of destroyed contexts.
+#[test]
+fn copy_engines_of_several_threads_do_not_pile_up() {
+    alone("gpu_standin_manners::copy_engines_of_several_threads_do_not_pile_up", &[], || {
+        const THREADS: usize = 8;
+        let cuda = StandIn::program();
+        let gpu = Gpu::list().unwrap().remove(0);
+        let together = Barrier::new(THREADS);
+        let work = |number, count| {
+            for _ in 0..count {
+                if number == 0 {
+                    CopyEngine::bury_idle();
+                }
+                let engine = CopyEngine::new(&gpu, 1, 8192).unwrap();
+                // All of them live at this time.
+                together.wait();
+                drop(engine);
+                together.wait();
+            }
+        };
+        let rounds = |count| {
+            thread::scope(|scope| {
+                let threads = (0..THREADS).map(|number| scope.spawn(move || work(number, count)));
+                let threads: Vec<_> = threads.collect();
+                // CUDA lets all threads go on by a call or two at a time.
+                while threads.iter().any(|thread| !thread.is_finished()) {
+                    cuda.hold_calls(1);
+                    thread::sleep(Duration::from_micros(300));
+                    cuda.hold_calls(0);
+                    thread::yield_now();
+                }
+            });
+        };
+        rounds(1);
+        let before = cuda.live_all();
+        rounds(30);
+        assert_eq!(cuda.live_all(), before);
     });
 }
 

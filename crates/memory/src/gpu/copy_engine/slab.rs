@@ -1,9 +1,8 @@
 //! Preallocated resources of a copy engine: streams, pinned memory cut into chunks, and an event
 //! for each.
 
-use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::CopyError;
 use super::pinned::PinnedMemory;
@@ -67,18 +66,12 @@ impl Slab {
         let driver = gpu.driver();
         // Also refuses a child of the process that has CUDA.
         driver.context_id(context)?;
-        let found = with_idle(|idle| {
-            idle.iter()
-                .position(|parts| {
-                    (parts.context.handle(), parts.slots.len(), parts.chunk_len)
-                        == (context, chunks, chunk_len)
-                        && parts.context.is_alive(driver)
-                })
-                .map(|index| idle.swap_remove(index))
-        });
-        let parts = match found {
+        let parts = match take_idle(driver, context, chunks, chunk_len) {
             Some(parts) => parts,
-            None => driver.in_context(context, |api| Parts::make(driver, api, context, chunks, chunk_len))?,
+            None => {
+                bury_idle();
+                driver.in_context(context, |api| Parts::make(driver, api, context, chunks, chunk_len))?
+            }
         };
         Ok(Arc::new(Self { parts: Some(parts) }))
     }
@@ -113,33 +106,53 @@ impl Drop for Slab {
     fn drop(&mut self) {
         // Copies may still be in flight: the next user of the slab checks the events before it
         // reuses a chunk.
-        IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.parts.take());
+        idle().extend(self.parts.take());
     }
 }
 
-/// Drops unused slabs whose context is gone.
+/// Drops unused slabs whose context is gone: their streams and events went with it, and its handle
+/// may be reused by now.
 pub(super) fn bury_idle() {
-    with_idle(|_| ());
-}
-
-/// Calls `use_them` with the unused slabs whose context is alive. CUDA is queried without the lock,
-/// which dropping a slab takes. The driver may block a call until kernels end, and those kernels
-/// may wait for the thread that drops the slab.
-fn with_idle<T>(use_them: impl FnOnce(&mut Vec<Parts>) -> T) -> T {
-    let lock = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut idle = mem::take(&mut *lock());
-    bury(&mut idle);
-    let result = use_them(&mut idle);
-    lock().append(&mut idle);
-    result
-}
-
-/// Drops slabs whose context is gone: their streams and events went with it, and its handle may be
-/// reused by now.
-fn bury(idle: &mut Vec<Parts>) {
-    for parts in idle.extract_if(.., |parts| parts.context.is_gone(parts.driver)) {
+    // They stay in the list meanwhile, for other threads.
+    let mut contexts: Vec<_> = idle().iter().map(|parts| (parts.driver, parts.context)).collect();
+    contexts.retain(|(driver, context)| context.is_gone(driver));
+    if contexts.is_empty() {
+        return;
+    }
+    let is_gone = |parts: &mut Parts| contexts.iter().any(|(_, context)| *context == parts.context);
+    let gone: Vec<_> = idle().extract_if(.., is_gone).collect();
+    for parts in gone {
         parts.memory.unmap();
     }
+}
+
+/// The unused slabs. CUDA is queried without this lock, which dropping a slab takes. The driver may
+/// block a call until kernels end, and those kernels may wait for the thread that drops the slab.
+fn idle() -> MutexGuard<'static, Vec<Parts>> {
+    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes an unused slab of this shape. The others stay in the list: threads that take slabs at the
+/// same time each find one.
+fn take_idle(driver: &Driver, context: Context, chunks: usize, chunk_len: usize) -> Option<Parts> {
+    let shape = (context, chunks, chunk_len);
+    let mut unknown = Vec::new();
+    let found = loop {
+        let mut idle = idle();
+        let place = idle.iter().position(|parts| parts.shape() == shape);
+        let Some(parts) = place.map(|index| idle.swap_remove(index)) else { break None };
+        drop(idle);
+        if parts.context.is_alive(driver) {
+            break Some(parts);
+        } else if parts.context.is_gone(driver) {
+            parts.memory.unmap();
+        } else {
+            // The driver could not answer.
+            unknown.push(parts);
+        }
+    };
+    idle().append(&mut unknown);
+    found
 }
 
 impl Parts {
@@ -160,6 +173,11 @@ impl Parts {
         let context = KeptContext::new(driver, context, Some(memory.at(0).expose_provenance() as u64))?;
         let next = AtomicUsize::new(0);
         Ok(Self { driver, context, reads, writes, slots, memory, stride, chunk_len, next })
+    }
+
+    /// What another engine asks for.
+    fn shape(&self) -> (Context, usize, usize) {
+        (self.context.handle(), self.slots.len(), self.chunk_len)
     }
 
     /// Claims a chunk without holders and without a copy in flight.
