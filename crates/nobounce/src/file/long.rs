@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use nobounce_memory::gpu::GpuMemory;
@@ -23,6 +24,46 @@ use crate::gpu_access;
 /// drive of an H200 machine, 8 threads took 1.23, 16 took 1.20; with a second buffer for each,
 /// 4, 8 and 16 took 1.14, 1.06 and 1.01.
 const THREADS: usize = 8;
+
+/// Pinned buffers of all reads of this process at one time: eight reads. Pinned memory is kept for
+/// the next read and not freed while its context lives, so this bounds what idles, too.
+const MAX_BUFFERS: usize = 64;
+
+/// Buffers that reads of this process hold.
+static BUFFERS: Buffers = Buffers::new();
+
+/// Counts pinned buffers, up to [`MAX_BUFFERS`].
+struct Buffers {
+    held: Mutex<usize>,
+    released: Condvar,
+}
+
+/// The right to one pinned buffer.
+struct Permit<'a>(&'a Buffers);
+
+impl Buffers {
+    const fn new() -> Self {
+        Self { held: Mutex::new(0), released: Condvar::new() }
+    }
+
+    fn held(&self) -> MutexGuard<'_, usize> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a buffer is free. Threads that hold one do not wait for another.
+    fn permit(&self) -> Permit<'_> {
+        let held = self.released.wait_while(self.held(), |held| *held >= MAX_BUFFERS);
+        *held.unwrap_or_else(PoisonError::into_inner) += 1;
+        Permit(self)
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        *self.0.held() -= 1;
+        self.0.released.notify_one();
+    }
+}
 
 /// A read that several threads share.
 pub(super) struct LongRead<'a> {
@@ -86,9 +127,12 @@ impl<'a> LongRead<'a> {
             match &self.window {
                 Some(window) if cold.is_none() => window.store_piece(piece)?,
                 _ => {
-                    let engine = match &mut engine {
+                    let (engine, _) = match &mut engine {
                         Some(engine) => engine,
-                        none => none.insert(gpu_access::engine_of(self.memory, 1, PIECE)?),
+                        none => {
+                            let permit = BUFFERS.permit();
+                            none.insert((gpu_access::engine_of(self.memory, 1, PIECE)?, permit))
+                        }
                     };
                     self.stage(engine, piece, cold)?;
                     self.staged.fetch_add(piece.wanted.len(), Ordering::Relaxed);
@@ -106,5 +150,28 @@ impl<'a> LongRead<'a> {
         let copy = engine.start_write_from(self.memory, piece.memory, chunk, piece.wanted.clone())?;
         gpu_access::wait(engine, copy, PIECE)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_bounded_and_come_back() {
+        let (buffers, most) = (Buffers::new(), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..MAX_BUFFERS + 8 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let _permit = buffers.permit();
+                        most.fetch_max(*buffers.held(), Ordering::Relaxed);
+                        thread::yield_now();
+                    }
+                });
+            }
+        });
+        assert!(most.into_inner() <= MAX_BUFFERS);
+        assert_eq!(*buffers.held(), 0);
     }
 }

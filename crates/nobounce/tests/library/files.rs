@@ -152,6 +152,30 @@ fn alone_gpu_memory() {
 }
 
 #[test]
+fn staged_reads_of_several_threads_reuse_pinned_memory() {
+    const READERS: usize = 4;
+    let cuda = StandIn::load();
+    let device = device("127.75.1.9");
+    let bytes = pattern(4 * MIB, 3);
+    let temporary = Temporary::new("reuse", &bytes);
+    let options = GpuOptions { window: false, ..GpuOptions::default() };
+    let regions: Vec<_> =
+        (0..READERS).map(|_| device.register_gpu_on(0, 4 * MIB, options).unwrap()).collect();
+    let read_all = || {
+        std::thread::scope(|scope| {
+            for region in &regions {
+                let read = || region.read_file(&temporary.open(), 0, 0..4 * MIB).unwrap();
+                scope.spawn(move || assert_eq!(by_path(&read()), [0, 0, 0, 4 * MIB as u64]));
+            }
+        });
+    };
+    let most = cuda.live(c"host") + i64::try_from(READERS * 4).unwrap();
+    (0..25).for_each(|_| read_all());
+    assert!(cuda.live(c"host") <= most, "more than one buffer for each thread that reads");
+    regions.iter().for_each(|region| check(region, 0, &bytes));
+}
+
+#[test]
 fn direct_is_refused_without_a_window() {
     let _ = StandIn::load();
     let device = device("127.75.1.5");
