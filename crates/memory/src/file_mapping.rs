@@ -2,14 +2,17 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{Source, page_size};
 
 /// `MADV_POPULATE_READ` of Linux 5.14: maps pages, reads absent ones from the file, and reports
 /// errors.
 const POPULATE_READ: i32 = 22;
+/// Pages whose presence decides about a range.
+const SAMPLES: usize = 3;
 
 /// The first bytes of a file, mapped read-only and shared: its page cache, without a copy.
 ///
@@ -19,6 +22,8 @@ const POPULATE_READ: i32 = 22;
 pub struct FileMapping {
     base: *mut u8,
     len: usize,
+    /// To ask for its pages. `None` where nothing is mapped.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: the mapping is an address range that this object owns; all access goes through `Source`,
@@ -31,18 +36,20 @@ impl FileMapping {
     /// Maps the first `len` bytes.
     ///
     /// # Errors
-    /// The kernel refused: the file cannot be mapped or read, or address space is exhausted.
+    /// The kernel refused: the file cannot be mapped or read, or address space or descriptors are
+    /// exhausted.
     pub fn of(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         if len == 0 {
-            return Ok(Self { base: ptr::null_mut(), len });
+            return Ok(Self { base: ptr::null_mut(), len, file: None });
         }
+        let own = file.try_clone_to_owned()?;
         let (how, flags) = (libc::PROT_READ, libc::MAP_SHARED);
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe { libc::mmap(ptr::null_mut(), len, how, flags, file.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { base: base.cast(), len })
+        Ok(Self { base: base.cast(), len, file: Some(own) })
     }
 
     /// Length in bytes.
@@ -88,21 +95,49 @@ impl FileMapping {
         }
     }
 
-    /// Whether the first, the middle and the last page of the range are in the page cache. The
-    /// kernel answers yes for a file that the caller neither owns nor may write.
+    /// Whether the range is in the page cache, by a sample of its pages. Does not wait for the disk.
+    ///
+    /// `mincore` finds absent pages and changes nothing, but calls every page present to a process
+    /// that neither owns nor may write the file. So what it calls present is read once more without
+    /// waiting (`RWF_NOWAIT`). Since Linux 5.9 such a read starts to fetch an absent page: places
+    /// differ from call to call, or the next one would find the pages that this one has fetched.
+    /// File systems without `RWF_NOWAIT` leave it at the answer of `mincore`.
     #[must_use]
     pub fn is_resident(&self, range: Range<usize>) -> bool {
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
         let Some(last) = range.end.min(self.len).checked_sub(1).filter(|last| *last >= range.start) else {
             return true;
         };
-        let page = page_size();
-        [range.start, range.start + (last - range.start) / 2, last].into_iter().all(|at| {
-            let mut answer = 0_u8;
-            let at = self.base.wrapping_add(at - at % page).cast();
-            // SAFETY: the page is inside of the mapping, and the answer has a byte for it.
-            let known = unsafe { libc::mincore(at, page, (&raw mut answer).cast()) };
-            known != 0 || answer & 1 == 1
+        let fixed = [range.start, range.start + (last - range.start) / 2, last];
+        if !fixed.into_iter().all(|at| self.is_incore(at)) {
+            return false;
+        }
+        let first = range.start / page_size();
+        let pages = last / page_size() - first + 1;
+        (0..SAMPLES.min(pages)).all(|number| {
+            // Consecutive multiples of the golden ratio are far from each other.
+            let call = CALLS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let page = if pages > SAMPLES { (call >> 32) % pages } else { number };
+            self.is_readable_now((first + page) * page_size())
         })
+    }
+
+    fn is_incore(&self, at: usize) -> bool {
+        let mut answer = 0_u8;
+        let at = self.base.wrapping_add(at - at % page_size()).cast();
+        // SAFETY: the page is inside of the mapping, and the answer has a byte for it.
+        let known = unsafe { libc::mincore(at, page_size(), (&raw mut answer).cast()) };
+        known != 0 || answer & 1 == 1
+    }
+
+    /// Whether a read of one byte needs no disk. True where the file system cannot tell.
+    fn is_readable_now(&self, at: usize) -> bool {
+        let (Some(file), Ok(at)) = (&self.file, libc::off_t::try_from(at)) else { return true };
+        let mut byte = 0_u8;
+        let part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        // SAFETY: the vector names one byte of ours.
+        let read = unsafe { libc::preadv2(file.as_raw_fd(), &raw const part, 1, at, libc::RWF_NOWAIT) };
+        read >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN)
     }
 
     fn advise(&self, range: &Range<usize>, advice: i32) -> io::Result<()> {
@@ -134,17 +169,29 @@ impl Drop for FileMapping {
 mod tests {
     use std::io::Write;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
     use crate::{HostBuffer, guard};
 
     fn file(bytes: &[u8]) -> std::fs::File {
-        let path = std::env::temp_dir().join(format!("nobounce-mapping-{}", std::process::id()));
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("nobounce-mapping-{process}-{number}"));
         let options = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(true).clone();
         let mut file = options.open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         file.write_all(bytes).unwrap();
         file
+    }
+
+    fn waive(reason: &str) {
+        let required = std::env::var("REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|name| name == "disk"), "a disk is required, but {reason}");
+        if let Some(path) = std::env::var_os("NOBOUNCE_WAIVERS") {
+            let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+            file.unwrap().write_all(format!("disk: {reason}\n").as_bytes()).unwrap();
+        }
     }
 
     #[test]
@@ -156,6 +203,38 @@ mod tests {
         mapping.populate(5000..bytes.len()).unwrap();
         assert_eq!(mapping.source(4999..12_345).to_vec(), bytes[4999..12_345]);
         assert!(FileMapping::of(file.as_fd(), 0).unwrap().is_empty());
+    }
+
+    /// Another user, who may only read the file, is told the truth as well: again and again, though
+    /// asking may fetch a page.
+    #[test]
+    fn pages_are_resident_for_every_user_alike() {
+        const LEN: usize = 4 << 20;
+        let file = file(&vec![5; LEN]);
+        file.set_permissions(std::fs::Permissions::from_mode(0o644)).unwrap();
+        file.sync_all().unwrap();
+        let readable = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        let mapping = FileMapping::of(readable.as_fd(), LEN).unwrap();
+        let ask = || {
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    // SAFETY: changes the user for files of this thread only, which ends here.
+                    unsafe { libc::setfsuid(65534) };
+                    (0..5).map(|_| mapping.is_resident(0..LEN)).collect::<Vec<_>>()
+                });
+                other.join().unwrap()
+            })
+        };
+        assert_eq!(ask(), [true; 5], "it was just written");
+        // SAFETY: advice about a descriptor.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        if mapping.is_incore(LEN / 2) {
+            return waive("the temporary files stay in memory");
+        }
+        assert_eq!(ask(), [false; 5], "it is on the disk only");
+        assert!(!mapping.is_resident(0..LEN), "nor for its owner");
+        mapping.populate(0..LEN).unwrap();
+        assert_eq!(ask(), [true; 5], "it was read");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::pieces::Piece;
 /// A file that a long read takes pieces of.
 pub(super) struct Source<'a> {
     file: &'a File,
-    /// To read past the page cache, and to ask what is in it: no page of it is touched.
+    /// To read past the page cache, and to ask what is in it: no page is mapped for that.
     direct: Option<(&'a Direct, Arc<FileMapping>)>,
 }
 

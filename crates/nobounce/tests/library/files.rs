@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -148,6 +149,35 @@ fn alone_gpu_memory() {
                 assert!(seen[..to].iter().chain(&seen[to + len..]).all(|byte| *byte == 0xee));
             }
         }
+    }
+}
+
+/// The kernel calls every page of a file resident to a process that may only read it.
+#[test]
+fn files_of_other_users_are_read_past_the_page_cache() {
+    let _ = StandIn::load();
+    let device = device("127.75.1.10");
+    let bytes = pattern(4 * MIB, 6);
+    let temporary = Temporary::new("other", &bytes);
+    fs::set_permissions(&temporary.0, fs::Permissions::from_mode(0o644)).unwrap();
+    let region = device.register_gpu_on(0, 4 * MIB, GpuOptions::default()).unwrap();
+    let read = |file: &File| {
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                // SAFETY: changes the user for files of this thread, and of those that it starts.
+                unsafe { libc::setfsuid(65534) };
+                by_path(&region.read_file(file, 0, 0..4 * MIB).unwrap())
+            });
+            other.join().unwrap()
+        })
+    };
+    let all = 4 * MIB as u64;
+    // The mapping of this read would keep pages.
+    assert_eq!(read(&temporary.open()), [0, all, 0, 0], "it was just written");
+    check(&region, 0, &bytes);
+    if temporary.cool() {
+        assert_eq!(read(&temporary.open()), [0, 0, 0, all]);
+        check(&region, 0, &bytes);
     }
 }
 
