@@ -66,9 +66,16 @@ impl Serving {
         answer: &Announcement,
     ) -> Result<VecDeque<Transfer>, String> {
         let remote = memory_of(peer, request)?;
+        if request.files.len() > 1 {
+            // Not kept open: they may be more than the process may have open.
+            for (path, ranges) in &request.files {
+                check(path, ranges, Some(cache::size_of(&self.root, path)?), &remote)?;
+            }
+        }
         let mut under_way = VecDeque::new();
         for (path, ranges) in &request.files {
             let file = self.cache.open(&self.root, agent, path)?;
+            // Its size now.
             check(path, ranges, Some(file.size()), &remote)?;
             let Some(view) = &file.view else { continue };
             for batch in batches(ranges) {
@@ -95,13 +102,13 @@ impl Serving {
             return Err("this server's files are read-only (serve --write)".to_owned());
         }
         let remote = memory_of(peer, request)?;
+        request.files.iter().try_for_each(|(path, ranges)| check(path, ranges, None, &remote))?;
+        // A path that cannot be written is found here. What did not exist stays behind, empty.
+        request.files.iter().try_for_each(|(path, _)| self.create(path).map(drop))?;
         let len = usize::try_from(BATCH).unwrap_or(usize::MAX);
         let buffer = agent.register(len).map_err(|error| error.to_string())?;
         for (path, ranges) in &request.files {
-            check(path, ranges, None, &remote)?;
-            let file =
-                self.root.file(path, true).map_err(|error| format!("cannot write {path:?}: {error}"))?;
-            let file = File::from_std(file, format!("{path:?}")).map_err(|error| error.to_string())?;
+            let file = self.create(path)?;
             for range in ranges.iter().flat_map(cut) {
                 fetch(peer, &buffer, &remote, &range, answer)?;
                 // At most a batch.
@@ -112,6 +119,12 @@ impl Serving {
         }
         Ok(())
     }
+
+    /// Opens a file to write it.
+    fn create(&self, path: &str) -> Result<File, String> {
+        let file = self.root.file(path, true).map_err(|error| format!("cannot write {path:?}: {error}"))?;
+        File::from_std(file, format!("{path:?}")).map_err(|error| error.to_string())
+    }
 }
 
 pub(crate) fn memory_of(peer: &Peer, request: &Request) -> Result<Remote, String> {
@@ -119,7 +132,8 @@ pub(crate) fn memory_of(peer: &Peer, request: &Request) -> Result<Remote, String
     peer.region(&request.export, Duration::ZERO).map_err(|error| error.to_string())
 }
 
-/// Refuses ranges outside of the file or the memory before a byte moves.
+/// Refuses ranges outside of the file or the memory. All files of a request are checked before a byte
+/// moves; one that becomes shorter afterwards fails when it is its turn.
 pub(crate) fn check(
     path: &str,
     ranges: &[FileRange],

@@ -188,6 +188,23 @@ fn refusals_say_why_and_the_connection_stays() {
     let text = error(&[("file", &[range(0, 10, 0), range(0, 2000, 0)])]);
     assert!(text.contains("2000 bytes"), "{text}");
     assert_eq!(bytes_of(&memory, 0, 10), [0; 10]);
+    // Nor does one file of many move the bytes of the others.
+    let other = folder.add("other", 100);
+    for (path, bad, expected) in [
+        ("other", range(0, 101, 20), "101 bytes at offset 0"),
+        ("other", range(0, 100, 3997), "of 4096 bytes of memory"),
+        ("missing", range(0, 1, 20), "No such file"),
+    ] {
+        let text = error(&[("file", &[range(0, 10, 0)]), (path, &[bad])]);
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(bytes_of(&memory, 0, 10), [0; 10], "{path}");
+    }
+    client
+        .read(&memory, &[("file", &[range(0, 10, 0)]), ("other", &[range(0, 100, 10)])])
+        .unwrap()
+        .wait(SOON)
+        .unwrap();
+    assert!(bytes_of(&memory, 0, 10) == bytes[..10] && bytes_of(&memory, 10, 100) == other);
     client.read(&memory, &[("file", &[range(0, 1000, 0)])]).unwrap().wait(SOON).unwrap();
     assert!(bytes_of(&memory, 0, 1000) == bytes);
 }
@@ -212,6 +229,17 @@ fn named_clients_may_write() {
     assert!(found[..8 * MIB + 3] == bytes[1..8 * MIB + 4] && found[20 * MIB..] == bytes[..10]);
     let error = client.write(&memory, &[("../outside", &ranges)]).unwrap().wait(SOON).unwrap_err();
     assert!(error.to_string().contains("leads out"), "{error}");
+    // A second file that is refused leaves the first one as it is.
+    let first = [range(0, 10, 100)];
+    for (path, bad, expected) in
+        [("../outside", range(0, 1, 0), "leads out"), ("other", range(usize::MAX, 1, 0), "not inside")]
+    {
+        let refused =
+            client.write(&memory, &[("file", &first), (path, &[bad])]).map(|write| write.wait(SOON));
+        let (Err(error) | Ok(Err(error))) = refused else { panic!("{path} was written") };
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(fs::read(folder.0.join("file")).unwrap() == found, "{path}");
+    }
 }
 
 #[test]
