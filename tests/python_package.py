@@ -16,7 +16,7 @@ PACKAGES = ["pytest", "numpy", "uvloop", "mypy", "safetensors"]
 
 def built():
     """The folder with the package."""
-    subprocess.run(["cargo", "build", "--locked", "-q", "-p", "nobounce-python"], cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--locked", "-q", "-p", "nobounce-python", "-p", "nobounce-fake-cuda"], cwd=ROOT, check=True)
     folder = os.path.join(TARGET, "python")
     package = os.path.join(folder, "nobounce")
     shutil.rmtree(package, ignore_errors=True)

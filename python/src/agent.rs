@@ -249,6 +249,6 @@ fn closed() -> PyErr {
     raise("Error", "the agent is closed".to_owned())
 }
 
-fn of_register(error: &RegisterError) -> PyErr {
+pub(crate) fn of_register(error: &RegisterError) -> PyErr {
     raise(if error.is_not_direct() { "NotDirect" } else { "Error" }, error.to_string())
 }

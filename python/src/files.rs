@@ -10,6 +10,7 @@ use nobounce_storage::{ClientError, FileClient, FileRange, ServerOptions};
 use nobounce_transfer::{AgentOptions, Foreign};
 use pyo3::prelude::*;
 
+use crate::agent::of_register;
 use crate::failure::{check_process, raise};
 use crate::memory::{Memory, required};
 use crate::transfer::{duration, wait};
@@ -161,7 +162,8 @@ impl Files {
         let owner: nobounce_transfer::Owner = Box::new(owner);
         // SAFETY: the package has taken address and length from the owner, which lives as long.
         let view = py.detach(|| unsafe { client.agent().register_raw(&memory, Some(owner)) });
-        let view = view.map_err(|error| raise("Error", error.to_string()))?;
+        // Also where NOBOUNCE_REQUIRE=direct demands a path.
+        let view = view.map_err(|error| of_register(&error))?;
         let paths = view.region().paths();
         if require == Some(Require::Direct) && !paths.inbound.is_direct() {
             return Err(raise("NotDirect", format!("bytes of the file would be {}", paths.inbound)));

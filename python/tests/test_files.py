@@ -1,7 +1,10 @@
 import asyncio
 import json
 import os
+import pathlib
 import struct
+import subprocess
+import sys
 
 import nobounce
 import pytest
@@ -76,6 +79,55 @@ def test_a_file_server(tmp_path, server):
         assert sum(files.stats()["in"].values()) >= 24_000
     with pytest.raises(nobounce.Error, match="is closed"):
         files.stat("numbers")
+
+
+# In a process of its own: its driver is the stand-in.
+STAGED = """
+import ctypes, os, sys
+import nobounce
+
+cuda = ctypes.CDLL(os.environ["NOBOUNCE_CUDA"])
+context, pointer = ctypes.c_uint64(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxPushCurrent_v2(context) == 0 and cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(8000)) == 0
+
+
+class Memory:
+    __cuda_array_interface__ = {"shape": (8000,), "typestr": "|u1", "data": (pointer.value, False), "version": 3}
+
+
+with nobounce.Files(sys.argv[1]) as files:
+    try:
+        assert files.read(Memory(), "numbers").wait(10) == 8000
+    except nobounce.NotDirect as error:
+        print("NotDirect:", error)
+    try:
+        files.read(Memory(), "numbers", require="direct")
+        print("no error")
+    except nobounce.NotDirect as error:
+        print("NotDirect:", error)
+"""
+
+
+def stand_in():
+    folder = pathlib.Path(nobounce.__file__).parents[2] / "debug"
+    return next((path for path in (folder / "libfake_cuda.so", folder / "deps" / "libfake_cuda.so") if path.is_file()), None)
+
+
+@pytest.mark.skipif(stand_in() is None, reason="no stand-in driver beside the package: cargo build -p nobounce-fake-cuda")
+def test_memory_without_a_window(tmp_path, server):
+    (tmp_path / "numbers").write_bytes(bytes(range(250)) * 32)
+
+    def run(**variables):
+        environment = {**os.environ, "NOBOUNCE_CUDA": str(stand_in()), "NOBOUNCE_WINDOW": "off", **variables}
+        arguments = [sys.executable, "-c", STAGED, server.address]
+        return subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.splitlines()
+
+    [argument] = run()
+    assert argument.startswith("NotDirect: bytes of the file would be staged"), argument
+    # The variable is refused alike, when the memory is registered.
+    variable, argument = run(NOBOUNCE_REQUIRE="direct")
+    assert variable.startswith("NotDirect: ") and argument.startswith("NotDirect: "), (variable, argument)
 
 
 def test_a_server_says_what_it_needs(tmp_path):
