@@ -153,6 +153,10 @@ class Files:
         _logging.flush()
         return self._inner.stats()
 
+    def staged(self) -> dict[str, dict[str, int]]:
+        """Bytes of requests by the reason why the memory's path is staged: "in" and "out", where there are any."""
+        return self._inner.staged()
+
     def close(self) -> None:
         self._inner.close()
         _logging.flush()

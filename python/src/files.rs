@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce::file::{self, File, FileError, FileOptions, FileReport, LocalMemory, LocalMemoryError};
 use nobounce::memory::gpu::RegisterError;
+use nobounce::memory::path::Path;
 use nobounce::{Device, GpuOptions, Require};
 use nobounce_storage::{ClientError, FileClient, FileRange, ServerOptions};
 use nobounce_transfer::{AgentOptions, Foreign};
@@ -100,6 +101,8 @@ pub(crate) fn file_counters() -> (Moved, Moved) {
 #[derive(Debug)]
 pub(crate) struct Files {
     inner: Mutex<Option<Arc<FileClient>>>,
+    /// Of requests into memory with a staged path.
+    staged: Mutex<Staged>,
     process: u32,
 }
 
@@ -109,6 +112,11 @@ pub(crate) struct FileTicket {
     inner: nobounce_storage::FileTicket,
     process: u32,
 }
+
+/// Bytes by direction, then by reason.
+type Staged = HashMap<&'static str, HashMap<String, u64>>;
+/// Reasons of a direction that are remembered.
+const MAX_REASONS: usize = 32;
 
 /// Ranges (offset in the file, bytes, offset in the memory) by path.
 type Lists = Vec<(String, Vec<(u64, u64, u64)>)>;
@@ -131,7 +139,8 @@ impl Files {
             let client = FileClient::connect_with(&device, address, options, duration(timeout));
             client.map_err(|error| of_client(&error))
         })?;
-        Ok(Self { inner: Mutex::new(Some(Arc::new(opened))), process: std::process::id() })
+        let inner = Mutex::new(Some(Arc::new(opened)));
+        Ok(Self { inner, staged: Mutex::default(), process: std::process::id() })
     }
 
     #[pyo3(signature = (path, timeout=None))]
@@ -183,9 +192,16 @@ impl Files {
             .into())
     }
 
+    /// Bytes of requests by direction and the reason why they are staged.
+    fn staged(&self) -> Staged {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Begins a request; the ticket keeps the memory.
     fn begin(&self, py: Python<'_>, is_read: bool, memory: &Memory, lists: Lists) -> PyResult<FileTicket> {
         let client = self.client()?;
+        let ranges = lists.iter().flat_map(|(_, ranges)| ranges);
+        let bytes = ranges.fold(0_u64, |sum, (_, len, _)| sum.saturating_add(*len));
         let range = |(offset, len, memory): (u64, u64, u64)| FileRange { offset, len, memory };
         let lists: Vec<(String, Vec<FileRange>)> =
             lists.into_iter().map(|(path, ranges)| (path, ranges.into_iter().map(range).collect())).collect();
@@ -196,6 +212,7 @@ impl Files {
             if is_read { client.read(&memory, &lists) } else { client.write(&memory, &lists) }
         });
         let inner = begun.map_err(|error| of_client(&error))?;
+        self.count_staged(is_read, memory, bytes);
         Ok(FileTicket { inner, process: self.process })
     }
 
@@ -210,6 +227,18 @@ impl Files {
         check_process(self.process)?;
         let client = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
         client.ok_or_else(|| raise("Error", "the connection with the file server is closed".to_owned()))
+    }
+
+    fn count_staged(&self, is_read: bool, memory: &Memory, bytes: u64) {
+        let paths = memory.view.region().paths();
+        let (direction, path) = if is_read { ("in", &paths.inbound) } else { ("out", &paths.outbound) };
+        let Path::Staged(reason) = path else { return };
+        let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let reasons = staged.entry(direction).or_default();
+        let reason = reason.to_string();
+        if bytes > 0 && (reasons.len() < MAX_REASONS || reasons.contains_key(&reason)) {
+            *reasons.entry(reason).or_default() += bytes;
+        }
     }
 
     fn release(&self, py: Python<'_>, client: Option<Arc<FileClient>>) {

@@ -1,3 +1,4 @@
+import ast
 import asyncio
 import json
 import os
@@ -106,6 +107,7 @@ with nobounce.Files(sys.argv[1]) as files:
         print("no error")
     except nobounce.NotDirect as error:
         print("NotDirect:", error)
+    print(files.stats()["in"].get("staged"), files.staged())
 """
 
 
@@ -123,11 +125,14 @@ def test_memory_without_a_window(tmp_path, server):
         arguments = [sys.executable, "-c", STAGED, server.address]
         return subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.splitlines()
 
-    [argument] = run()
+    argument, counted = run()
     assert argument.startswith("NotDirect: bytes of the file would be staged"), argument
+    reasons = ast.literal_eval(counted.removeprefix("8000 "))["in"]
+    assert list(reasons.values()) == [8000] and "NOBOUNCE_WINDOW" in "".join(reasons), counted
     # The variable is refused alike, when the memory is registered.
-    variable, argument = run(NOBOUNCE_REQUIRE="direct")
+    variable, argument, counted = run(NOBOUNCE_REQUIRE="direct")
     assert variable.startswith("NotDirect: ") and argument.startswith("NotDirect: "), (variable, argument)
+    assert counted == "None {}"
 
 
 def test_a_server_says_what_it_needs(tmp_path):
