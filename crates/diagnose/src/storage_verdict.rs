@@ -97,7 +97,8 @@ impl Route {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Own {
-    /// One copy by the CPU, from the page cache through the BAR1 window.
+    /// One copy by the CPU, from the page cache through the BAR1 window; long reads of what is not
+    /// cached are staged.
     Window,
     /// The same without write-combining.
     SlowWindow,

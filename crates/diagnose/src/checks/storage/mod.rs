@@ -130,26 +130,20 @@ pub(crate) fn diagnose(analysis: &Analysis<'_>, storage: &Storage) -> StorageDia
 /// How nobounce would bring bytes of a file into this GPU.
 fn own_method(storage: &Storage, gpu: &Gpu) -> (Own, String) {
     match gpu.window_probe.known() {
-        Some(probe) if probe.ok => match kernel::loses_write_combining(storage) {
-            Some(true) => (
-                Own::SlowWindow,
-                format!(
-                    "the CPU stores through BAR1 ({}), which RmForceDisableIomapWC=1 maps without write-combining",
-                    probe.detail
-                ),
-            ),
-            Some(false) => (
-                Own::Window,
-                format!("one copy by the CPU, from the page cache through BAR1 ({})", probe.detail),
-            ),
-            None => (
-                Own::Window,
-                format!(
-                    "one copy by the CPU, from the page cache through BAR1 ({}); whether it is write-combined is unknown",
-                    probe.detail
-                ),
-            ),
-        },
+        Some(probe) if probe.ok => {
+            let loses = kernel::loses_write_combining(storage);
+            let stores = match loses {
+                Some(true) => ", which RmForceDisableIomapWC=1 maps without write-combining",
+                Some(false) => "",
+                None => "; whether it is write-combined is unknown",
+            };
+            let reason = format!(
+                "one copy by the CPU, from the page cache through BAR1 ({}){stores}{}",
+                probe.detail,
+                long_reads(storage)
+            );
+            (if loses == Some(true) { Own::SlowWindow } else { Own::Window }, reason)
+        }
         Some(probe) => (
             Own::CopyEngine,
             format!("no window: {}; the copy engine fetches from host memory", probe.detail),
@@ -160,6 +154,19 @@ fn own_method(storage: &Storage, gpu: &Gpu) -> (Own, String) {
                 .why_not()
                 .map_or_else(String::new, |why| format!("the window was not probed: {why}")),
         ),
+    }
+}
+
+/// What differs for long reads of bytes that are not in the page cache, where there is a window.
+fn long_reads(storage: &Storage) -> &'static str {
+    match storage.direct_io.known() {
+        Some(None) => "; the file takes no O_DIRECT, so long reads take this path, too",
+        Some(Some(_)) => {
+            "; reads of more than 1 MiB are staged where they are not cached: O_DIRECT into pinned memory, then the copy engine"
+        }
+        None => {
+            "; reads of more than 1 MiB are staged where they are not cached and the file takes O_DIRECT: into pinned memory, then the copy engine"
+        }
     }
 }
 
