@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Names the form of the JSON.
-pub(super) const SCHEMA: &str = "nobounce-files/1";
+pub(super) const SCHEMA: &str = "nobounce-files/2";
 
 /// One run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -38,8 +38,9 @@ pub(super) struct Cached {
     pub(super) path: String,
     /// `pread` into pageable memory, then `cudaMemcpy`. GPU memory only.
     pub(super) memcpy_us: Option<f64>,
-    /// `pread` by four threads into pinned buffers, while the copy engine empties others.
-    pub(super) pinned_us: Option<f64>,
+    /// `pread` by up to four threads into two pinned buffers each, and `cuMemcpyHtoDAsync` on a stream
+    /// of each thread.
+    pub(super) double_buffered_us: Option<f64>,
 }
 
 /// The whole file, past the page cache; GB/s.

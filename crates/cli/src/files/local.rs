@@ -5,12 +5,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use nobounce::file::{File, FileOptions};
 use nobounce::memory::FileMapping;
 use nobounce::memory::HostBuffer;
-use nobounce::memory::gpu::naive;
+use nobounce::memory::gpu::GpuBuffer;
+use nobounce::memory::gpu::naive::{self, DoubleBuffer};
 use nobounce::{Device, GpuOptions, Region};
 
 use super::FILE_LEN;
@@ -29,6 +31,10 @@ const ROUNDS: usize = 3;
 /// As fio: `--direct=1 --bs=1M --numjobs=4`.
 const JOBS: usize = 4;
 const BLOCK: usize = 1 << 20;
+/// Double-buffering: pinned buffers of each thread.
+const BUFFERS: usize = 2;
+/// Least bytes of a piece. From 512 KiB on, each of the threads has two pieces or more.
+const SHORTEST: usize = 64 << 10;
 
 /// What would be measured.
 pub(super) fn cases() -> String {
@@ -41,25 +47,21 @@ pub(super) fn cases() -> String {
 
 pub(super) struct Local {
     file: File,
+    /// The same file, for programs without nobounce.
+    plain: fs::File,
     region: Region,
-    /// The same without a window, for the pinned buffers.
-    pinned: Option<Region>,
     host: HostBuffer,
 }
 
 impl Local {
     pub(super) fn open(device: &Device, gpu: Option<i32>, path: &Path) -> anyhow::Result<Self> {
         let len = usize::try_from(FILE_LEN)?;
-        let (region, pinned) = match gpu {
-            Some(gpu) => {
-                let options = GpuOptions::default();
-                let without = GpuOptions { window: false, ..options };
-                let pinned = device.register_gpu_on(gpu, len, without)?;
-                (device.register_gpu_on(gpu, len, options)?, Some(pinned))
-            }
-            None => (device.register(len)?, None),
+        let region = match gpu {
+            Some(gpu) => device.register_gpu_on(gpu, len, GpuOptions::default())?,
+            None => device.register(len)?,
         };
-        Ok(Self { file: File::open(path)?, region, pinned, host: HostBuffer::new(len)? })
+        let (file, plain) = (File::open(path)?, fs::File::open(path)?);
+        Ok(Self { file, plain, region, host: HostBuffer::new(len)? })
     }
 
     pub(super) fn cached(&self) -> anyhow::Result<Vec<Cached>> {
@@ -72,22 +74,21 @@ impl Local {
 
     fn cached_of(&self, bytes: u64) -> anyhow::Result<Cached> {
         let len = usize::try_from(bytes)?;
-        let read =
-            |region: &Region, at| region.read_file_with(&self.file, at, 0..len, FileOptions::default());
-        let report = read(&self.region, 0)?;
+        let read = |at| self.region.read_file_with(&self.file, at, 0..len, FileOptions::default());
+        let report = read(0)?;
         let paths = report.paths.list().into_iter().filter(|(_, tally)| tally.bytes > 0);
         let path = paths.map(|(path, _)| path).collect::<Vec<_>>().join(", ");
-        let read_us = time(bytes, |at| Ok(read(&self.region, at).map(drop)?))?;
-        let (mut memcpy_us, mut pinned_us) = (None, None);
-        if let (Some(pinned), Some(buffer)) = (&self.pinned, self.region.gpu_buffer()) {
+        let read_us = time(bytes, |at| Ok(read(at).map(drop)?))?;
+        let (mut memcpy_us, mut double_buffered_us) = (None, None);
+        if let Some(buffer) = self.region.gpu_buffer() {
             memcpy_us = Some(time(bytes, |at| {
                 self.pread(at, len)?;
                 naive::copy_to_gpu(buffer, 0, &self.host, 0, len)?;
                 Ok(naive::settle(buffer)?)
             })?);
-            pinned_us = Some(time(bytes, |at| Ok(read(pinned, at).map(drop)?))?);
+            double_buffered_us = Some(double_buffered(&self.plain, buffer, bytes)?);
         }
-        Ok(Cached { bytes, read_us, path, memcpy_us, pinned_us })
+        Ok(Cached { bytes, read_us, path, memcpy_us, double_buffered_us })
     }
 
     /// Both in turns. `None` where the file system has no `O_DIRECT`, or keeps pages in memory.
@@ -131,6 +132,45 @@ impl Local {
         let window = unsafe { self.host.window() };
         Ok(window.read_file(0..len, self.file.as_fd(), at)?)
     }
+}
+
+/// Median microseconds of a read with `pread` into pinned buffers and `cuMemcpyHtoDAsync`, by threads
+/// that exist before it begins. Short ones take one thread: the caller.
+fn double_buffered(file: &fs::File, gpu: &GpuBuffer, bytes: u64) -> anyhow::Result<f64> {
+    let len = usize::try_from(bytes)?;
+    let piece = (len / (JOBS * BUFFERS)).clamp(SHORTEST, BLOCK);
+    let threads = JOBS.min(len.div_ceil(piece));
+    // The pieces of one thread.
+    let read = |stage: &mut DoubleBuffer<'_>, at: u64, number: usize| -> anyhow::Result<()> {
+        for start in (number * piece..len).step_by(threads * piece) {
+            let room = &mut stage.buffer()?[..piece.min(len - start)];
+            let filled = room.len();
+            file.read_exact_at(room, at + start as u64)?;
+            stage.copy(start, filled)?;
+        }
+        Ok(stage.settle()?)
+    };
+    std::thread::scope(|scope| {
+        let (done, ended) = mpsc::channel();
+        let mut others = Vec::new();
+        for number in 1..threads {
+            let mut stage = DoubleBuffer::new(gpu, BUFFERS, piece)?;
+            let (begin, begun) = mpsc::channel();
+            let (done, read) = (done.clone(), &read);
+            // Until one of the channels is closed.
+            scope.spawn(move || {
+                begun.into_iter().try_for_each(|at| done.send(read(&mut stage, at, number)).ok())
+            });
+            others.push(begin);
+        }
+        drop(done);
+        let mut stage = DoubleBuffer::new(gpu, BUFFERS, piece)?;
+        time(bytes, |at| {
+            others.iter().try_for_each(|other| other.send(at))?;
+            read(&mut stage, at, 0)?;
+            others.iter().try_for_each(|_| ended.recv()?)
+        })
+    })
 }
 
 /// Seconds in which four threads read the file.

@@ -26,15 +26,15 @@ fn local(out: &mut String, link: &LinkFigures) -> std::fmt::Result {
     writeln!(
         out,
         "{}",
-        if has_others { "  pread + cudaMemcpy us (ratio)  pinned buffers us (ratio)" } else { "" }
+        if has_others { "  pread + cudaMemcpy us (ratio)  double-buffering us (ratio)" } else { "" }
     )?;
     for one in &link.cached {
-        let Cached { bytes, read_us, path, memcpy_us, pinned_us } = one;
+        let Cached { bytes, read_us, path, memcpy_us, double_buffered_us } = one;
         let speed = figure(float(*bytes) / read_us / 1e3);
         write!(out, "  {:>8} {:>10} {speed:>8}  {path:<14}", size(*bytes), figure(*read_us))?;
         let ratio = |other: f64| format!("{} ({:.2})", figure(other), read_us / other);
-        if let (Some(memcpy), Some(pinned)) = (memcpy_us, pinned_us) {
-            write!(out, " {:>31} {:>26}", ratio(*memcpy), ratio(*pinned))?;
+        if let (Some(memcpy), Some(double)) = (memcpy_us, double_buffered_us) {
+            write!(out, " {:>31} {:>28}", ratio(*memcpy), ratio(*double))?;
         }
         writeln!(out)?;
     }
@@ -79,7 +79,7 @@ mod tests {
             read_us: 1.5,
             path: if others { "window" } else { "cpu" }.to_owned(),
             memcpy_us: others.then_some(9.0),
-            pinned_us: others.then_some(12.5),
+            double_buffered_us: others.then_some(12.5),
         };
         let link = |name: &str, gpu: bool| LinkFigures {
             link: name.to_owned(),

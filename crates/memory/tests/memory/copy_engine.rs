@@ -8,7 +8,7 @@ use crate::common::{MIB, Made, alone, eventually, register, within};
 use fake_cuda::client::{GLOBAL, StandIn};
 use nobounce_memory::gpu::calibration::Calibration;
 use nobounce_memory::gpu::copy_engine::{CopyEngine, CopyError, PendingCopy, PinnedChunk};
-use nobounce_memory::gpu::{Gone, Gpu, GpuBuffer, GpuMemory};
+use nobounce_memory::gpu::{Gone, Gpu, GpuBuffer, GpuMemory, naive};
 
 fn gpu() -> Arc<Gpu> {
     Gpu::by_ordinal(0).unwrap().unwrap()
@@ -306,4 +306,25 @@ fn without_a_window_everything_is_the_copy_engines() {
             assert!(calibration.to_string().contains("store unknown"), "{calibration}");
         },
     );
+}
+
+#[test]
+fn double_buffering_moves_all_bytes_and_frees_everything() {
+    alone("copy_engine::double_buffering_moves_all_bytes_and_frees_everything", &[], || {
+        let cuda = StandIn::program();
+        let buffer = GpuBuffer::new(&gpu(), 100_000).unwrap();
+        let before = cuda.live_all();
+        let bytes: Vec<u8> = (0..100_000_u32).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1]).collect();
+        cuda.set_copy_delay_us(200);
+        let mut stage = naive::DoubleBuffer::new(&buffer, 2, 4096).unwrap();
+        for (number, piece) in bytes.chunks(4096).enumerate() {
+            stage.buffer().unwrap()[..piece.len()].copy_from_slice(piece);
+            stage.copy(number * 4096, piece.len()).unwrap();
+        }
+        assert!(stage.copy(0, 4097).is_err() && stage.copy(99_000, 1001).is_err());
+        stage.settle().unwrap();
+        assert!(cuda.peek(buffer.addr(), 100_000) == bytes);
+        drop(stage);
+        assert_eq!(cuda.live_all(), before);
+    });
 }
