@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nobounce::{Device, RegisterError, Require};
+use nobounce::{Device, Require};
 use nobounce_transfer::{AgentError, AgentOptions, Event, Foreign, Outcome};
 use pyo3::prelude::*;
 
 use crate::connecting::Connecting;
-use crate::failure::{check_process, of_agent, raise};
+use crate::failure::{check_process, of_agent, of_register, raise};
 use crate::memory::{Memory, required};
 use crate::peer::Peer;
 use crate::transfer::{duration, wait};
@@ -247,8 +247,4 @@ impl Drop for Agent {
 
 fn closed() -> PyErr {
     raise("Error", "the agent is closed".to_owned())
-}
-
-pub(crate) fn of_register(error: &RegisterError) -> PyErr {
-    raise(if error.is_not_direct() { "NotDirect" } else { "Error" }, error.to_string())
 }

@@ -1,5 +1,6 @@
 //! Errors as the package's exceptions.
 
+use nobounce::RegisterError;
 use nobounce_transfer::{AgentError, TransferError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -55,4 +56,9 @@ pub(crate) fn of_agent(error: &AgentError) -> PyErr {
         _ => "Error",
     };
     raise(name, error.to_string())
+}
+
+/// A registration failed.
+pub(crate) fn of_register(error: &RegisterError) -> PyErr {
+    raise(if error.is_not_direct() { "NotDirect" } else { "Error" }, error.to_string())
 }

@@ -11,8 +11,7 @@ use nobounce_storage::{ClientError, FileClient, FileRange, ServerOptions};
 use nobounce_transfer::{AgentOptions, Foreign};
 use pyo3::prelude::*;
 
-use crate::agent::of_register;
-use crate::failure::{check_process, raise};
+use crate::failure::{check_process, of_register, raise};
 use crate::memory::{Memory, required};
 use crate::transfer::{duration, wait};
 

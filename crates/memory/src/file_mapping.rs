@@ -95,7 +95,8 @@ impl FileMapping {
         }
     }
 
-    /// Whether the range is in the page cache, by a sample of its pages. Does not wait for the disk.
+    /// Whether the range is in the page cache, by a sample of its pages. Does not wait for the
+    /// disk.
     ///
     /// `mincore` finds absent pages and changes nothing, but calls every page present to a process
     /// that neither owns nor may write the file. So what it calls present is read once more without

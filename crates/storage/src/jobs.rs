@@ -132,8 +132,8 @@ pub(crate) fn memory_of(peer: &Peer, request: &Request) -> Result<Remote, String
     peer.region(&request.export, Duration::ZERO).map_err(|error| error.to_string())
 }
 
-/// Refuses ranges outside of the file or the memory. All files of a request are checked before a byte
-/// moves; one that becomes shorter afterwards fails when it is its turn.
+/// Refuses ranges outside of the file or the memory. All files of a request are checked before a
+/// byte moves; one that becomes shorter afterwards fails when it is its turn.
 pub(crate) fn check(
     path: &str,
     ranges: &[FileRange],

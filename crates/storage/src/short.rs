@@ -1,5 +1,6 @@
 //! Short reads of files in the page cache: the agent's thread answers them itself, which saves two
-//! wake-ups. Nothing here waits for a disk, unless pages between those that are asked for are absent.
+//! wake-ups. Nothing here waits for a disk, unless pages between those that are asked for are
+//! absent.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

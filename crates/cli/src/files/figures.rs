@@ -38,8 +38,8 @@ pub(super) struct Cached {
     pub(super) path: String,
     /// `pread` into pageable memory, then `cudaMemcpy`. GPU memory only.
     pub(super) memcpy_us: Option<f64>,
-    /// `pread` by up to four threads into two pinned buffers each, and `cuMemcpyHtoDAsync` on a stream
-    /// of each thread.
+    /// `pread` by up to four threads into two pinned buffers each, and `cuMemcpyHtoDAsync` on a
+    /// stream of each thread.
     pub(super) double_buffered_us: Option<f64>,
 }
 

@@ -114,7 +114,8 @@ pub struct DoubleBuffer<'a> {
     at: usize,
 }
 
-// SAFETY: the buffers belong to this object alone, and CUDA's functions may be called from any thread.
+// SAFETY: the buffers belong to this object alone, and CUDA's functions may be called from any
+// thread.
 unsafe impl Send for DoubleBuffer<'_> {}
 
 impl<'a> DoubleBuffer<'a> {
