@@ -37,7 +37,7 @@ use super::{Arrival, Capabilities, Departed, Doorbells, Link, OpenError, RxDatag
 use crate::links::rings::exports::ExportedFiles;
 use crate::links::rings::rendezvous::{Came, RingHello};
 use crate::links::rings::ring::{Label, RingError, RingMemory, RingPacket, RingReader};
-use crate::process::epoll::Epoll;
+use crate::process::epoll::{Epoll, Ready};
 use crate::process::fork::NotInherited;
 
 /// Bytes copied out of the ring before they are parsed: more than the longest headers.
@@ -358,11 +358,14 @@ impl<L: Link> ShmLink<L> {
         self.departed.push(Departed { peer: gone.to, died: false });
     }
 
-    /// Drains the connections of all peers.
-    fn hear(&mut self) {
+    /// Drains the connections that are readable, and new ones.
+    fn hear(&mut self, ready: &Ready) {
         let mut changed = false;
         for incoming in &mut self.incoming {
-            changed |= incoming.hear(&mut self.counted);
+            let is_ready = |connection: &NotInherited| ready.has(connection.as_raw_fd());
+            if incoming.ring.is_none() || incoming.connection.as_ref().is_some_and(is_ready) {
+                changed |= incoming.hear(&mut self.counted);
+            }
         }
         if changed {
             self.renew_doorbells();
@@ -371,6 +374,9 @@ impl<L: Link> ShmLink<L> {
         // A reader sends nothing but a goodbye: an outgoing connection that is readable has ended.
         let (departed, poll, fallbacks) = (&mut self.departed, &self.poll, &mut self.fallbacks);
         self.outgoing.retain(|outgoing| {
+            if !ready.has(outgoing.connection.as_raw_fd()) {
+                return true;
+            }
             let died = match rendezvous::take(&outgoing.connection) {
                 Came::Nothing => return true,
                 Came::End => true,
@@ -529,12 +535,17 @@ impl<L: Link> Link for ShmLink<L> {
             .iter()
             .filter_map(|outgoing| outgoing.ring.hold())
             .for_each(|mut ring| ring.take_back());
-        if !self.poll.is_ready() {
+        let ready = self.poll.ready();
+        if ready.is_empty() {
             return;
         }
-        self.doorbells.heard();
-        self.take_new();
-        self.hear();
+        if ready.has(self.doorbells.wake_fd()) {
+            self.doorbells.heard();
+        }
+        if self.listener.as_ref().is_some_and(|listener| ready.has(listener.fd())) {
+            self.take_new();
+        }
+        self.hear(&ready);
         self.doorbells.renew();
     }
 

@@ -7,6 +7,28 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 #[derive(Debug)]
 pub(crate) struct Epoll(OwnedFd);
 
+/// Most members that one call names.
+const MOST_READY: usize = 16;
+
+/// Members that are readable.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    fds: [RawFd; MOST_READY],
+    count: usize,
+}
+
+impl Ready {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether it is among them.
+    pub(crate) fn has(&self, fd: RawFd) -> bool {
+        self.fds[..self.count].contains(&fd)
+    }
+}
+
 impl Epoll {
     /// None yet.
     pub(crate) fn new() -> io::Result<Self> {
@@ -45,11 +67,14 @@ impl Epoll {
         found.then_some(event.u64).and_then(|fd| RawFd::try_from(fd).ok())
     }
 
-    /// Whether one of them is readable now.
-    pub(crate) fn is_ready(&self) -> bool {
-        let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: room for one event, which says no more than that there is something.
-        unsafe { libc::epoll_wait(self.fd(), &raw mut event, 1, 0) != 0 }
+    /// Members that are readable now. Where there are more, the next call names others.
+    pub(crate) fn ready(&self) -> Ready {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST_READY];
+        let most = i32::try_from(MOST_READY).unwrap_or(1);
+        // SAFETY: room for so many events.
+        let found = unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), most, 0) };
+        let fds = events.map(|event| RawFd::try_from(event.u64).unwrap_or(-1));
+        Ready { fds, count: usize::try_from(found).unwrap_or(0) }
     }
 
     /// The descriptor of the set.
