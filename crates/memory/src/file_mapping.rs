@@ -24,6 +24,8 @@ pub struct FileMapping {
     len: usize,
     /// To ask for its pages. `None` where nothing is mapped.
     file: Option<OwnedFd>,
+    /// The file belongs to the user who mapped it: `mincore` says the truth.
+    is_own: bool,
 }
 
 // SAFETY: the mapping is an address range that this object owns; all access goes through `Source`,
@@ -40,7 +42,7 @@ impl FileMapping {
     /// exhausted.
     pub fn of(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         if len == 0 {
-            return Ok(Self { base: ptr::null_mut(), len, file: None });
+            return Ok(Self { base: ptr::null_mut(), len, file: None, is_own: true });
         }
         let own = file.try_clone_to_owned()?;
         let (how, flags) = (libc::PROT_READ, libc::MAP_SHARED);
@@ -49,7 +51,8 @@ impl FileMapping {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { base: base.cast(), len, file: Some(own) })
+        let is_own = is_own(&own);
+        Ok(Self { base: base.cast(), len, file: Some(own), is_own })
     }
 
     /// Length in bytes.
@@ -99,10 +102,11 @@ impl FileMapping {
     /// disk.
     ///
     /// `mincore` finds absent pages and changes nothing, but calls every page present to a process
-    /// that neither owns nor may write the file. So what it calls present is read once more without
-    /// waiting (`RWF_NOWAIT`). Since Linux 5.9 such a read starts to fetch an absent page: places
-    /// differ from call to call, or the next one would find the pages that this one has fetched.
-    /// File systems without `RWF_NOWAIT` leave it at the answer of `mincore`.
+    /// that neither owns nor may write the file. For files of other users, what it calls present is
+    /// therefore read once more without waiting (`RWF_NOWAIT`). Since Linux 5.9 such a read starts
+    /// to fetch an absent page: places differ from call to call, or the next one would find the
+    /// pages that this one has fetched. File systems without `RWF_NOWAIT` leave it at the answer of
+    /// `mincore`.
     #[must_use]
     pub fn is_resident(&self, range: Range<usize>) -> bool {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -112,6 +116,9 @@ impl FileMapping {
         let fixed = [range.start, range.start + (last - range.start) / 2, last];
         if !fixed.into_iter().all(|at| self.is_incore(at)) {
             return false;
+        }
+        if self.is_own {
+            return true;
         }
         let first = range.start / page_size();
         let pages = last / page_size() - first + 1;
@@ -155,6 +162,17 @@ impl FileMapping {
             Err(io::Error::last_os_error())
         }
     }
+}
+
+/// Whether the file belongs to the user of this thread.
+fn is_own(file: &OwnedFd) -> bool {
+    // SAFETY: stat is plain integers; zeros are a valid value.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: one live structure to fill.
+    let is_known = unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } == 0;
+    // SAFETY: no pointers; an invalid user changes nothing, and the call returns the present one.
+    let user = unsafe { libc::setfsuid(libc::uid_t::MAX) };
+    is_known && libc::uid_t::try_from(user) == Ok(stat.st_uid)
 }
 
 impl Drop for FileMapping {
@@ -221,6 +239,7 @@ mod tests {
                 let other = scope.spawn(|| {
                     // SAFETY: changes the user for files of this thread only, which ends here.
                     unsafe { libc::setfsuid(65534) };
+                    let mapping = FileMapping::of(readable.as_fd(), LEN).unwrap();
                     (0..5).map(|_| mapping.is_resident(0..LEN)).collect::<Vec<_>>()
                 });
                 other.join().unwrap()
