@@ -156,8 +156,8 @@ impl FileClient {
     /// requests of this client as it takes.
     ///
     /// # Errors
-    /// A path or the list is too long, a range is not inside the memory, or the server is gone. Errors
-    /// of the server are those of the ticket.
+    /// A path or the list is too long, a range is not inside the memory, or the server is gone.
+    /// Errors of the server are those of the ticket.
     pub fn read(
         &self,
         memory: &FileMemory,
@@ -297,12 +297,12 @@ impl FileTicket {
         self.0.result.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Waits for the end, and returns the bytes moved. They are visible to the host and to kernels that
-    /// are launched from now on.
+    /// Waits for the end, and returns the bytes moved. They are visible to the host and to kernels
+    /// that are launched from now on.
     ///
     /// # Errors
-    /// The server refused the request or is gone, a file failed, or there is no answer yet. A part of
-    /// the bytes may have moved.
+    /// The server refused the request or is gone, a file failed, or there is no answer yet. A part
+    /// of the bytes may have moved.
     pub fn wait(&self, timeout: Duration) -> Result<u64, ClientError> {
         self.answer(timeout).map(|answer| answer.bytes)
     }

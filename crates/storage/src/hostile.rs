@@ -1,4 +1,5 @@
-//! Tests with clients that send requests by themselves, as [`FileClient`](crate::FileClient) does not.
+//! Tests with clients that send requests by themselves, as [`FileClient`](crate::FileClient) does
+//! not.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Files of another machine, written into registered memory by RDMA.
 //!
 //! A [`FileServer`] exports the files below a directory. A [`FileClient`] names ranges of them and
-//! places in its memory, of the host or a GPU; the server writes the bytes there by RDMA WRITE. There
-//! is no file system client, and the receiver copies nothing.
+//! places in its memory, of the host or a GPU; the server writes the bytes there by RDMA WRITE.
+//! There is no file system client, and the receiver copies nothing.
 //!
 //! ```
 //! use std::time::Duration;

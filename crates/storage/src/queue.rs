@@ -36,8 +36,8 @@ struct Load {
 }
 
 impl Load {
-    /// Adds a request; false if that are more than our clients send. An answer leaves before the request
-    /// is counted as ended; none leaves while a request waits.
+    /// Adds a request; false if that are more than our clients send. An answer leaves before the
+    /// request is counted as ended; none leaves while a request waits.
     fn admit(&mut self, messages: usize) -> bool {
         let fits = self.open < 2 * MAX_REQUESTS && self.messages + messages <= MAX_UNREAD;
         if fits {

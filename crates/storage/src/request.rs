@@ -1,9 +1,9 @@
 //! Messages from clients to the server.
 //!
 //! A request with few ranges of one file is one message, `Short`. Others are a sequence of messages
-//! with one number: `Begin`, then each `File` followed by the `Ranges` of it, then `Go`. The answer is
-//! the notification of a transfer whose tag begins with the number; of a read that needed no thread, a
-//! message with the number and the bytes.
+//! with one number: `Begin`, then each `File` followed by the `Ranges` of it, then `Go`. The answer
+//! is the notification of a transfer whose tag begins with the number; of a read that needed no
+//! thread, a message with the number and the bytes.
 
 use serde::{Deserialize, Serialize};
 

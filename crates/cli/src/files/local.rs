@@ -134,8 +134,8 @@ impl Local {
     }
 }
 
-/// Median microseconds of a read with `pread` into pinned buffers and `cuMemcpyHtoDAsync`, by threads
-/// that exist before it begins. Short ones take one thread: the caller.
+/// Median microseconds of a read with `pread` into pinned buffers and `cuMemcpyHtoDAsync`, by
+/// threads that exist before it begins. Short ones take one thread: the caller.
 fn double_buffered(file: &fs::File, gpu: &GpuBuffer, bytes: u64) -> anyhow::Result<f64> {
     let len = usize::try_from(bytes)?;
     let piece = (len / (JOBS * BUFFERS)).clamp(SHORTEST, BLOCK);
@@ -206,8 +206,8 @@ pub(super) fn time(bytes: u64, mut read: impl FnMut(u64) -> anyhow::Result<()>) 
 /// A kind of read, which gets an offset.
 pub(super) type Kind<'a> = &'a mut dyn FnMut(u64) -> anyhow::Result<()>;
 
-/// Median microseconds of each kind of read, of so many bytes, at offsets all over the file. The kinds
-/// take turns of a tenth of the time, so that a busy machine slows all of them.
+/// Median microseconds of each kind of read, of so many bytes, at offsets all over the file. The
+/// kinds take turns of a tenth of the time, so that a busy machine slows all of them.
 pub(super) fn times<const N: usize>(
     bytes: u64,
     aim: Duration,

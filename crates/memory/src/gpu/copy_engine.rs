@@ -257,8 +257,8 @@ impl CopyEngine {
     }
 
     /// # Safety
-    /// The direction's addresses are GPU memory of as many bytes as it copies, `len` in all, and the
-    /// chunk has room for them; a read requires the chunk's only holder.
+    /// The direction's addresses are GPU memory of as many bytes as it copies, `len` in all, and
+    /// the chunk has room for them; a read requires the chunk's only holder.
     unsafe fn start(
         &self,
         direction: &Direction,

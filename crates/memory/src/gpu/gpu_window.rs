@@ -110,8 +110,8 @@ impl GpuWindow {
         Self { range, flush_by_load, unsettled, on_gpu, shadow: None, _mapping: mapping }
     }
 
-    /// The same, with atomics that use a copy of its words in host memory, instead of loads. Nothing but
-    /// these atomics may change the memory, other than [`Shadowed`] says.
+    /// The same, with atomics that use a copy of its words in host memory, instead of loads.
+    /// Nothing but these atomics may change the memory, other than [`Shadowed`] says.
     ///
     /// # Errors
     /// The window does not begin at a multiple of 8 bytes, or cannot be loaded.

@@ -1,5 +1,5 @@
-//! Links carry packets: `udp` is the wire; `peers_only`, `sealed`, `shm`, `pcap` and `fault` wrap any
-//! link and are links themselves.
+//! Links carry packets: `udp` is the wire; `peers_only`, `sealed`, `shm`, `pcap` and `fault` wrap
+//! any link and are links themselves.
 
 #[macro_use]
 mod forward;

@@ -41,8 +41,8 @@ impl<'a> Source<'a> {
         self.file.failed("read", piece.file, io::Error::other(why))
     }
 
-    /// Fills the wanted bytes of a buffer, which has room for whole units of the alignment: past the
-    /// page cache, if [`cold`](Self::cold) says so.
+    /// Fills the wanted bytes of a buffer, which has room for whole units of the alignment: past
+    /// the page cache, if [`cold`](Self::cold) says so.
     pub(super) fn load(
         &self,
         piece: &Piece,

@@ -25,8 +25,8 @@ pub enum LocalMemoryError {
     Gpu(#[from] RegisterError),
 }
 
-/// Host or GPU memory that files are read into or written from. No device is opened, and peers cannot
-/// reach it.
+/// Host or GPU memory that files are read into or written from. No device is opened, and peers
+/// cannot reach it.
 #[derive(Debug)]
 pub struct LocalMemory(Place);
 
@@ -77,7 +77,8 @@ impl LocalMemory {
         self.len() == 0
     }
 
-    /// Whether GPU memory is still the registered one; host memory cannot be told from its successor.
+    /// Whether GPU memory is still the registered one; host memory cannot be told from its
+    /// successor.
     pub fn is_live(&self) -> bool {
         match &self.0 {
             Place::Host(_) => true,

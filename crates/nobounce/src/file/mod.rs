@@ -7,8 +7,8 @@
 //! | `window` | memory with a window: threads store through BAR1 from the page cache |
 //! | `staged` | pieces of long reads that are not in the page cache, and memory without a window: threads fill pinned buffers, and the copy engine places them |
 //!
-//! Pieces that are not in the page cache are read past it (`O_DIRECT`). [`Require::Direct`] excludes
-//! the second path.
+//! Pieces that are not in the page cache are read past it (`O_DIRECT`). [`Require::Direct`]
+//! excludes the second path.
 
 mod error;
 mod load;

@@ -147,7 +147,8 @@ impl AsFd for File {
     }
 }
 
-/// Opens the same file with `O_DIRECT`: by its descriptor, since its name may be another file's now.
+/// Opens the same file with `O_DIRECT`: by its descriptor, since its name may be another file's
+/// now.
 fn open_direct(file: &fs::File) -> Result<Direct, Reason> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path);

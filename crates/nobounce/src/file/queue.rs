@@ -13,8 +13,8 @@ use super::open::File;
 use super::report::FileReport;
 use crate::region::Region;
 
-/// Threads that read and write files in the background. Dropping it ends them after their present job;
-/// jobs that have not begun end with [`FileError::Closed`].
+/// Threads that read and write files in the background. Dropping it ends them after their present
+/// job; jobs that have not begun end with [`FileError::Closed`].
 #[derive(Debug)]
 pub struct FileQueue {
     shared: Arc<Shared>,

@@ -17,12 +17,12 @@ use super::windowed::CacheWindow;
 use crate::region::{Region, RegionPlace};
 
 impl Region {
-    /// Reads `range.len()` bytes of the file at `offset` into `range` of this region. On return, kernels
-    /// see them. `NOBOUNCE_REQUIRE=direct` applies.
+    /// Reads `range.len()` bytes of the file at `offset` into `range` of this region. On return,
+    /// kernels see them. `NOBOUNCE_REQUIRE=direct` applies.
     ///
     /// # Errors
-    /// The range is not inside the file or the region, a direct path is required and there is none, or
-    /// the file or the memory fails; a part may have been read then.
+    /// The range is not inside the file or the region, a direct path is required and there is none,
+    /// or the file or the memory fails; a part may have been read then.
     pub fn read_file(&self, file: &File, offset: u64, range: Range<usize>) -> Result<FileReport, FileError> {
         self.read_file_with(file, offset, range, FileOptions::from_env())
     }

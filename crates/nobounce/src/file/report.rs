@@ -48,7 +48,8 @@ impl FileReport {
         }
     }
 
-    /// Counts the operation, once for each path that it took, and adds it to the process's counters.
+    /// Counts the operation, once for each path that it took, and adds it to the process's
+    /// counters.
     pub(super) fn finish(mut self, is_read: bool) -> Self {
         let used = |tally: &mut Tally| tally.operations = u64::from(tally.bytes > 0);
         let PathTotals { cpu, window, copy_engine, staged, .. } = &mut self.paths;

@@ -52,8 +52,8 @@ impl<'a> CacheWindow<'a> {
     }
 }
 
-/// A store fails alike where a page cannot be read from the file and where the memory is gone: only the
-/// former can be populated again.
+/// A store fails alike where a page cannot be read from the file and where the memory is gone: only
+/// the former can be populated again.
 fn blame(error: AccessError, cache: &FileMapping, from: Range<usize>, file: &File) -> FileError {
     let at = from.start as u64;
     match cache.populate(from) {

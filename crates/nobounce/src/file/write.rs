@@ -13,13 +13,13 @@ use crate::gpu_access;
 use crate::region::{Region, RegionPlace};
 
 impl Region {
-    /// Writes `range` of this region to the file at `offset`, which grows as needed. The bytes are in
-    /// the page cache on return; [`File::sync`] brings them to the disk. `NOBOUNCE_REQUIRE=direct`
-    /// applies.
+    /// Writes `range` of this region to the file at `offset`, which grows as needed. The bytes are
+    /// in the page cache on return; [`File::sync`] brings them to the disk.
+    /// `NOBOUNCE_REQUIRE=direct` applies.
     ///
     /// # Errors
-    /// The range is not inside the region, the file is not open for writing, the disk is full, ...: a
-    /// part may have been written then.
+    /// The range is not inside the region, the file is not open for writing, the disk is full, ...:
+    /// a part may have been written then.
     pub fn write_file(&self, file: &File, offset: u64, range: Range<usize>) -> Result<FileReport, FileError> {
         self.write_file_with(file, offset, range, FileOptions::from_env())
     }

@@ -1,4 +1,5 @@
-//! A file server and its clients: every byte, every refusal, and what is left when one of them ends.
+//! A file server and its clients: every byte, every refusal, and what is left when one of them
+//! ends.
 
 mod death;
 mod keys;

@@ -55,8 +55,8 @@ impl CopyEngine {
             return Err(CopyError::ChunkInUse { state: "has clones that would see the change" });
         }
         check_memory(memory, parts.iter().map(|part| (part.offset, part.len)))?;
-        // SAFETY: the memory is alive, all parts inside it, all rows inside the chunk, and the chunk
-        // has no other holder.
+        // SAFETY: the memory is alive, all parts inside it, all rows inside the chunk, and the
+        // chunk has no other holder.
         unsafe { self.start(&Direction::Gather(pieces), total, chunk) }
     }
 }
@@ -93,8 +93,8 @@ pub(super) unsafe fn run(
         *started = true;
         return Ok(());
     }
-    // Drivers before CUDA 12.8 do not have it. If it failed halfway, the same bytes are copied again,
-    // in the order of the stream.
+    // Drivers before CUDA 12.8 do not have it. If it failed halfway, the same bytes are copied
+    // again, in the order of the stream.
     for ((from, to), len) in from.iter().zip(to).zip(lens) {
         let to = host.wrapping_add(usize::try_from(*to).unwrap_or(0));
         // SAFETY: as above.

@@ -32,8 +32,8 @@ impl Requester {
         ResponseOutcome::Failed(status)
     }
 
-    /// Handles a NAK for a PSN sequence error: the peer has dropped everything from the gap on. `before`
-    /// is the first unacknowledged packet before that NAK.
+    /// Handles a NAK for a PSN sequence error: the peer has dropped everything from the gap on.
+    /// `before` is the first unacknowledged packet before that NAK.
     pub(super) fn send_again_from_una(
         &mut self,
         now: Nanos,
