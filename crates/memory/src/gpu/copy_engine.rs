@@ -165,8 +165,8 @@ impl CopyEngine {
 
     /// Frees the host memory of dropped engines whose context was destroyed. That of live contexts
     /// is kept for the next engine.
-    pub fn bury_idle() {
-        slab::bury_idle();
+    pub fn expire_idle() {
+        slab::expire_idle();
     }
 
     /// A chunk without holders and without a copy in flight, or `None` at the moment.

@@ -324,7 +324,7 @@ fn copy_engines_of_several_threads_do_not_pile_up() {
         let work = |number, count| {
             for _ in 0..count {
                 if number == 0 {
-                    CopyEngine::bury_idle();
+                    CopyEngine::expire_idle();
                 }
                 let engine = CopyEngine::new(&gpu, 1, 8192).unwrap();
                 // All of them live at this time.

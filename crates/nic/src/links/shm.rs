@@ -88,7 +88,7 @@ impl IncomingRing {
         while let Some(connection) = &self.connection {
             let sound = match rendezvous::take(connection) {
                 Came::Nothing => break,
-                Came::Bell => true,
+                Came::Doorbell => true,
                 Came::Ring(hello, file) if self.ring.is_none() => {
                     let sound = shared_file::is_sound(&file, ring::FILE_LEN);
                     let memory = sound.then(|| RingMemory::map(&file).ok()).flatten();
@@ -217,7 +217,7 @@ impl<L> ShmLink<L> {
     /// like a killed process.
     fn part(&mut self) {
         if let Some(listener) = &self.listener {
-            listener.close_doors();
+            listener.stop_accepting();
         }
         self.take_new();
         for connection in self.incoming.iter().filter_map(|incoming| incoming.connection.as_ref()) {
@@ -384,7 +384,7 @@ impl<L: Link> ShmLink<L> {
                     fallbacks.refused_by(outgoing.to);
                     false
                 }
-                Came::Goodbye | Came::Bell | Came::Ring(..) | Came::File(..) | Came::Invalid => false,
+                Came::Goodbye | Came::Doorbell | Came::Ring(..) | Came::File(..) | Came::Invalid => false,
             };
             poll.remove(outgoing.connection.as_raw_fd());
             departed.push(Departed { peer: outgoing.to, died });

@@ -82,7 +82,7 @@ impl Listener {
     }
 
     /// Refuses new connections; those in the backlog can still be accepted.
-    pub(super) fn close_doors(&self) {
+    pub(super) fn stop_accepting(&self) {
         // SAFETY: takes no pointer.
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RD) };
     }
@@ -207,7 +207,7 @@ mod tests {
         let mut listener = Listener::bind(name).unwrap().unwrap();
         assert!(Listener::bind(name).unwrap().is_none(), "the name is taken");
         let there = connect(name).unwrap();
-        listener.close_doors();
+        listener.stop_accepting();
         assert_eq!(connect(name).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         let Some(Accepted::Connection(here)) = listener.accept() else { panic!("none came") };
         assert!(is_ours(&here) && is_ours(&there) && listener.accept().is_none());

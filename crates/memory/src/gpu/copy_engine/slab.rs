@@ -69,7 +69,7 @@ impl Slab {
         let parts = match take_idle(driver, context, chunks, chunk_len) {
             Some(parts) => parts,
             None => {
-                bury_idle();
+                expire_idle();
                 driver.in_context(context, |api| Parts::make(driver, api, context, chunks, chunk_len))?
             }
         };
@@ -112,7 +112,7 @@ impl Drop for Slab {
 
 /// Drops unused slabs whose context is gone: their streams and events went with it, and its handle
 /// may be reused by now.
-pub(super) fn bury_idle() {
+pub(super) fn expire_idle() {
     // They stay in the list meanwhile, for other threads.
     let mut contexts: Vec<_> = idle().iter().map(|parts| (parts.driver, parts.context)).collect();
     contexts.retain(|(driver, context)| context.is_gone(driver));

@@ -150,7 +150,7 @@ pub(in crate::links) enum Came {
     /// The peer closes in order.
     Goodbye,
     /// A doorbell.
-    Bell,
+    Doorbell,
     /// A ring, and its owner.
     Ring(RingHello, OwnedFd),
     /// An exported file, with the length that the peer claims.
@@ -183,7 +183,7 @@ pub(in crate::links) fn take(connection: &OwnedFd) -> Came {
             _ => Came::End,
         },
         Ok(0) => Came::End,
-        Ok(1) => Came::Bell,
+        Ok(1) => Came::Doorbell,
         Ok(3) if bytes.starts_with(&GOODBYE) => Came::Goodbye,
         Ok(3) if bytes.starts_with(&REFUSAL) => Came::Refused,
         Ok(len) => {
@@ -283,7 +283,7 @@ mod tests {
         assert!(listener.accept().is_none());
         let Came::Ring(said, file) = take(&here) else { panic!("no ring came") };
         assert!(said == hello && shared_file::is_sound(&file, 4096));
-        assert!(matches!(take(&here), Came::Bell));
+        assert!(matches!(take(&here), Came::Doorbell));
         send_file(&there, 4096, ring.as_raw_fd()).unwrap();
         assert!(matches!(take(&here), Came::File(4096, file) if shared_file::is_sound(&file, 4096)));
         assert!(matches!(take(&here), Came::Nothing));
@@ -301,7 +301,7 @@ mod tests {
         let addr = "127.88.1.4".parse().unwrap();
         let mut listener = listen(addr, 3).unwrap();
         let there = connect(addr, 3).unwrap();
-        listener.close_doors();
+        listener.stop_accepting();
         let refused = connect(addr, 3).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         let here = accept(&mut listener);

@@ -302,7 +302,7 @@ impl RingReader {
     #[inline]
     pub(in crate::links) fn pop(&mut self) -> Result<RingPacket, RingError> {
         loop {
-            if self.head == self.tail && !self.look()? {
+            if self.head == self.tail && !self.poll_tail()? {
                 return Err(RingError::Wait);
             }
             // SAFETY: at a multiple of UNIT inside the ring.
@@ -343,7 +343,7 @@ impl RingReader {
 
     /// Whether the writer has written more.
     #[inline]
-    fn look(&mut self) -> Result<bool, RingError> {
+    fn poll_tail(&mut self) -> Result<bool, RingError> {
         let tail = self.memory.u64_at(TAIL_AT).load(Ordering::Acquire);
         if tail == self.tail {
             return Ok(false);
@@ -357,7 +357,7 @@ impl RingReader {
 
     /// Whether there is something to read, sound or not.
     pub(in crate::links) fn has_more(&mut self) -> bool {
-        self.head != self.tail || self.look() != Ok(false)
+        self.head != self.tail || self.poll_tail() != Ok(false)
     }
 
     #[cfg(test)]

@@ -301,7 +301,7 @@ impl Worker {
         }
         drop(self);
         // If the context was destroyed, the copy engines' resources are unusable.
-        CopyEngine::bury_idle();
+        CopyEngine::expire_idle();
     }
 
     /// Starts queued jobs; returns whether there were any.
