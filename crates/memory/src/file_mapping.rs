@@ -24,7 +24,7 @@ pub struct FileMapping {
     len: usize,
     /// To ask for its pages. `None` where nothing is mapped.
     file: Option<OwnedFd>,
-    /// The file belongs to the user who mapped it: `mincore` says the truth.
+    /// The file belongs to the user who mapped it: `mincore` reports absent pages.
     is_own: bool,
 }
 
@@ -224,8 +224,8 @@ mod tests {
         assert!(FileMapping::of(file.as_fd(), 0).unwrap().is_empty());
     }
 
-    /// Another user, who may only read the file, is told the truth as well: again and again, though
-    /// asking may fetch a page.
+    /// Also for a user who may only read the file, and for repeated calls, although each may fetch
+    /// a page.
     #[test]
     fn pages_are_resident_for_every_user_alike() {
         const LEN: usize = 4 << 20;

@@ -1,6 +1,5 @@
 //! Short reads of files in the page cache: the agent's thread answers them itself, which saves two
-//! wake-ups. Nothing here waits for a disk, unless pages between those that are asked for are
-//! absent.
+//! wake-ups. This thread waits for a disk only if pages between the sampled ones are absent.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -44,8 +44,8 @@ pub(crate) struct Job {
     next: (usize, usize, u64),
     /// Batches that are posted and not completed.
     pub(crate) posted: usize,
-    /// The peer is told of its end already: all of it is posted, and only the end of the link can
-    /// stop it. The frame that tells it, if that was posted with it, ends there.
+    /// Its end is announced to the peer: all of it is posted, and only the end of the link can stop
+    /// it. The frame that announces it, if that was posted with it, ends there.
     pub(crate) counted: Option<Option<u64>>,
     pub(crate) failed: Option<TransferError>,
 }
