@@ -101,24 +101,20 @@ impl FileMapping {
     /// Whether the range is in the page cache, by a sample of its pages. Does not wait for the
     /// disk.
     ///
-    /// `mincore` finds absent pages and changes nothing, but calls every page present to a process
-    /// that neither owns nor may write the file. For files of other users, what it calls present is
-    /// therefore read once more without waiting (`RWF_NOWAIT`). Since Linux 5.9 such a read starts
-    /// to fetch an absent page: places differ from call to call, or the next one would find the
-    /// pages that this one has fetched. File systems without `RWF_NOWAIT` leave it at the answer of
-    /// `mincore`.
+    /// A user's own files are asked by `mincore`, which changes nothing. It calls every page of
+    /// another user's file present, so these are read without waiting (`RWF_NOWAIT`). Since Linux
+    /// 5.9 such a read starts to fetch an absent page, and finds it if the disk is quick: places
+    /// differ from call to call, or the next one would find the pages that this one has fetched.
+    /// True for file systems without `RWF_NOWAIT`.
     #[must_use]
     pub fn is_resident(&self, range: Range<usize>) -> bool {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         let Some(last) = range.end.min(self.len).checked_sub(1).filter(|last| *last >= range.start) else {
             return true;
         };
-        let fixed = [range.start, range.start + (last - range.start) / 2, last];
-        if !fixed.into_iter().all(|at| self.is_incore(at)) {
-            return false;
-        }
         if self.is_own {
-            return true;
+            let middle = range.start + (last - range.start) / 2;
+            return [range.start, middle, last].into_iter().all(|at| self.is_incore(at));
         }
         let first = range.start / page_size();
         let pages = last / page_size() - first + 1;
@@ -225,10 +221,11 @@ mod tests {
     }
 
     /// Also for a user who may only read the file, and for repeated calls, although each may fetch
-    /// a page.
+    /// a page: one that loses its CPU meanwhile finds that page there.
     #[test]
     fn pages_are_resident_for_every_user_alike() {
         const LEN: usize = 4 << 20;
+        const CALLS: usize = 20;
         let file = file(&vec![5; LEN]);
         file.set_permissions(std::fs::Permissions::from_mode(0o644)).unwrap();
         file.sync_all().unwrap();
@@ -240,21 +237,23 @@ mod tests {
                     // SAFETY: changes the user for files of this thread only, which ends here.
                     unsafe { libc::setfsuid(65534) };
                     let mapping = FileMapping::of(readable.as_fd(), LEN).unwrap();
-                    (0..5).map(|_| mapping.is_resident(0..LEN)).collect::<Vec<_>>()
+                    (0..CALLS).map(|_| mapping.is_resident(0..LEN)).collect::<Vec<_>>()
                 });
                 other.join().unwrap()
             })
         };
-        assert_eq!(ask(), [true; 5], "it was just written");
+        assert_eq!(ask(), [true; CALLS], "it was just written");
         // SAFETY: advice about a descriptor.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         if mapping.is_incore(LEN / 2) {
             return waive("the temporary files stay in memory");
         }
-        assert_eq!(ask(), [false; 5], "it is on the disk only");
+        let present = ask().into_iter().filter(|resident| *resident).count();
+        let fetched = (0..LEN).step_by(page_size()).filter(|at| mapping.is_incore(*at)).count();
+        assert!(present <= fetched, "{present} calls found pages, {fetched} are there");
         assert!(!mapping.is_resident(0..LEN), "nor for its owner");
         mapping.populate(0..LEN).unwrap();
-        assert_eq!(ask(), [true; 5], "it was read");
+        assert_eq!(ask(), [true; CALLS], "it was read");
     }
 
     #[test]
