@@ -19,6 +19,11 @@ CLIENTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clients")
 LOOK = "cat /sys/class/infiniband/nb0/ports/1/gids/0 && ibv_devinfo -d nb0"
 
 
+def read(log):
+    with open(log) as file:
+        return file.read()[-2000:]
+
+
 class Containers(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -230,6 +235,7 @@ class Containers(unittest.TestCase):
                 port = self.engine.run(self.in_network(0, "--user", "1000"), "ibv_devinfo", "-d", "nb0")
                 self.assertRegex(port.stdout, {1500: r"active_mtu:\s+1024 ", 9000: r"active_mtu:\s+4096 "}[mtu])
                 self.nixl(python, options, mtu)
+                self.nixl_listener(python, options, mtu)
 
     def nixl(self, python, options, mtu):
         peers, logs = [], [os.path.join(self.folder, f"{role}-{mtu}") for role in ("target", "initiator")]
@@ -245,12 +251,28 @@ class Containers(unittest.TestCase):
             peers[1].tell(**hellos[0])
             results = [peers[1].hear(LIMIT) for _ in range(4)]
         except (TimeoutError, BrokenPipeError, TypeError) as error:
-            self.fail(f"{error}: {[open(log).read()[-2000:] for log in logs]}")
+            self.fail(f"{error}: {[read(log) for log in logs]}")
         self.assertTrue(all(result and result["right"] for result in results), results)
         self.assertGreater(self.networks.received(0) - before, 32 << 20)
         for peer in peers:
             peer.end()
         self.engine.remove_all()
+
+    def nixl_listener(self, python, options, mtu):
+        """The metadata by NIXL's own listener, between the containers."""
+        def start(end, role, *words):
+            log = os.path.join(self.folder, f"listener-{role}-{mtu}")
+            _, command = self.engine.command(self.in_network(end, *options), [python, f"{CLIENTS}/nixl_two_peers.py", role, *words])
+            peer = Peer(command, dict(os.environ), log)
+            self.addCleanup(peer.end)
+            return peer, log
+        before = self.networks.received(1)
+        target, its_log = start(0, "target")
+        self.assertEqual(target.hear(LIMIT), {"listening": True}, read(its_log))
+        initiator, log = start(1, "initiator", "--ip", self.networks.addresses[0])
+        self.assertEqual(initiator.hear(LIMIT), {"right": True, "rows": 10}, read(log))
+        self.assertEqual(target.hear(LIMIT), {"done": True}, read(its_log))
+        self.assertGreater(self.networks.received(1) - before, 10 << 20)
 
 
 clean_up_when_interrupted()

@@ -1,31 +1,10 @@
 """One end of a NIXL transfer: `nixl_peer.py target|initiator OPTIONS`. tests/clients/run starts both."""
-import importlib
 import json
 import sys
-import time
 
 from memory import Memory
+from nixl_calls import api, transfer, wait_for
 from peer import measure, options, say, until_error
-
-
-def api():
-    for name in ("nixl_cu13", "nixl_cu12", "nixl"):
-        try:
-            return importlib.import_module(name + "._api")
-        except ImportError:
-            pass
-    sys.exit("no nixl")
-
-
-def wait_for(agent, peer, wanted, limit=60):
-    """The first notification of the peer that starts with `wanted`."""
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        for message in agent.get_new_notifs().get(peer, []):
-            if message.startswith(wanted):
-                return message
-        time.sleep(0.0005)
-    raise TimeoutError(f"no notification {wanted!r} within {limit} s")
 
 
 def target(agent, memory):
@@ -41,19 +20,6 @@ def target(agent, memory):
         agent.send_notif("initiator", f"seen {int(good)}".encode())
         if word == "check":
             memory.fill(-1)
-
-
-def transfer(agent, handle, limit=120):
-    """Posts and waits; returns seconds, or raises with what NIXL says."""
-    begin = time.perf_counter()
-    state = agent.transfer(handle)
-    while state == "PROC":
-        if time.perf_counter() - begin > limit:
-            raise TimeoutError("still PROC")
-        state = agent.check_xfer_state(handle)
-    if state != "DONE":
-        raise RuntimeError(state)
-    return time.perf_counter() - begin
 
 
 def initiator(args, agent, memory):
