@@ -44,6 +44,7 @@ mod plausible;
 pub mod plot;
 pub mod plot_cluster;
 pub mod published;
+mod rails;
 pub mod report;
 pub mod route;
 mod seen;

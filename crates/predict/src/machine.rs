@@ -3,6 +3,7 @@
 use super::fabric::{Fabric, Kind};
 use super::parts::{Memory, Software, Spec};
 use super::plausible;
+use super::rails::far_rails;
 use super::slot::Slot;
 use nobounce_topology::analysis::{Analysis, Pair};
 use nobounce_topology::facts::{Facts, Nic, Port};
@@ -18,6 +19,10 @@ pub struct Choice {
     pub gpu: Option<u32>,
     /// The adapter's name; the best one for the GPU where none is named.
     pub nic: Option<String>,
+    /// How many adapters are used together, and how many GPUs; one where nothing is said.
+    pub rails: Option<u32>,
+    /// As above.
+    pub gpus: Option<u32>,
 }
 
 /// A machine whose parts were found.
@@ -99,7 +104,13 @@ pub fn parts_of(facts: &Facts, choice: &Choice) -> Result<Found, ChoiceError> {
         Some(name) => analysis.pairs_of(address).into_iter().find(|pair| pair.nic.name == name),
         None => analysis.best().get(gpu).copied().flatten().filter(|pair| !pair.nic.is_software()),
     };
-    Ok(pair.map_or_else(|| host(facts, first), |pair| of_pair(&analysis, pair)))
+    let mut found = pair.map_or_else(|| host(facts, first), |pair| of_pair(&analysis, pair));
+    if let Some(rails @ 2..) = choice.rails
+        && found.spec.memory == Some(Memory::Gpu)
+    {
+        found.spec.far_rails = far_rails(&analysis, gpu, choice.gpus.unwrap_or(1), rails);
+    }
+    Ok(found)
 }
 
 /// The parts of one GPU with one adapter.
@@ -351,7 +362,8 @@ mod tests {
             device.link.as_mut().unwrap().width = 4;
         }
         let rate = |spec: Spec| direct(&spec.resolve().unwrap(), 64 << 20).unwrap().gbytes_per_s.expected;
-        let now = parts_of(&facts, &Choice { gpu: None, nic: Some(nic.name.clone()) }).unwrap().spec;
+        let now =
+            parts_of(&facts, &Choice { nic: Some(nic.name.clone()), ..Choice::default() }).unwrap().spec;
         assert!(rate(now) < 15.0);
         for memory in [Memory::Gpu, Memory::Host] {
             assert!(rate(at_its_best(&facts, &nic.name, memory).unwrap()) > 47.0);
@@ -362,11 +374,12 @@ mod tests {
     #[test]
     fn what_is_not_there_is_named() {
         let facts = machines::machine("dgx-h100").unwrap();
-        let far = Choice { gpu: Some(0), nic: Some("mlx5_7".to_owned()) };
+        let far = Choice { gpu: Some(0), nic: Some("mlx5_7".to_owned()), ..Choice::default() };
         assert_eq!(parts_of(&facts, &far).unwrap().spec.distance, Some(Distance::Sys));
-        let gpu = parts_of(&facts, &Choice { gpu: Some(9), nic: None }).unwrap_err();
+        let gpu = parts_of(&facts, &Choice { gpu: Some(9), ..Choice::default() }).unwrap_err();
         assert_eq!(gpu.to_string(), "no GPU 9: the machine has 8 GPUs");
-        let nic = parts_of(&facts, &Choice { gpu: None, nic: Some("eth9".to_owned()) }).unwrap_err();
+        let nic =
+            parts_of(&facts, &Choice { nic: Some("eth9".to_owned()), ..Choice::default() }).unwrap_err();
         assert!(nic.to_string().contains("mlx5_0"));
     }
 
@@ -454,7 +467,7 @@ mod tests {
         ] {
             let mut facts = machines::machine("dgx-h100").unwrap();
             change(&mut facts);
-            let choice = Choice { gpu: None, nic: Some(facts.nics[0].name.clone()) };
+            let choice = Choice { nic: Some(facts.nics[0].name.clone()), ..Choice::default() };
             let parts = parts_of(&facts, &choice).unwrap().spec.resolve().unwrap();
             let found = direct(&parts, 1 << 20).unwrap_err().to_string();
             assert!(found.contains("PCIe link of") && found.contains(what), "{found}");

@@ -183,7 +183,7 @@ impl Report {
             "band"
         );
         if is_gpu {
-            let _ = write!(text, "  {:>10} {:>8} {:>7}", "staged us", "GB/s", "direct");
+            let _ = write!(text, "  {:>9} {:>17} {:>7}", "staged us", "band", "direct");
         }
         let _ = writeln!(text, "  {:<48} limit of a stream", "largest share of the time");
         for row in &self.rows {
@@ -208,15 +208,15 @@ impl Report {
             }
         }
         if is_gpu && row.staged.is_none() {
-            let _ = write!(text, "  {:>10} {:>8} {:>7}", "-", "-", "-");
+            let _ = write!(text, "  {:>9} {:>17} {:>7}", "-", "-", "-");
         }
         if let Some(staged) = &row.staged {
-            let (time, rate) = (staged.microseconds.expected, staged.gbytes_per_s.expected);
-            let gain = row
-                .direct
-                .as_ref()
-                .map_or("-".to_owned(), |one| format!("{} x", figure(time / one.microseconds.expected)));
-            let _ = write!(text, "  {:>10} {:>8} {gain:>7}", figure(time), figure(rate));
+            let time = staged.microseconds;
+            let gain = row.direct.as_ref().map_or("-".to_owned(), |one| {
+                format!("{} x", figure(time.expected / one.microseconds.expected))
+            });
+            let band = band(time.low, time.high);
+            let _ = write!(text, "  {:>9} {band:>17} {gain:>7}", figure(time.expected));
         }
         let binds = match &row.direct {
             Some(one) => {
@@ -378,9 +378,13 @@ impl Parts {
         if self.link.kind == super::fabric::Kind::Loopback {
             return format!("software NIC, no wire, MTU {}", self.mtu);
         }
+        let far = match self.far_rails {
+            0 => String::new(),
+            far => format!(", {far} of them on another socket than the GPU"),
+        };
         let order = if self.relaxed_ordering { "" } else { ", strict ordering" };
         format!(
-            "{rails}{} (MTU {}), adapter on {}, {gpu}, MaxPayload {}, MaxReadReq {}{order}",
+            "{rails}{} (MTU {}), adapter on {}{far}, {gpu}, MaxPayload {}, MaxReadReq {}{order}",
             self.link, self.mtu, self.nic, self.max_payload, self.max_read_request
         )
     }
