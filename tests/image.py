@@ -5,14 +5,17 @@
 
 tests/image.sh gives it a mount namespace of its own, where /etc/cdi and /opt are empty.
 """
+import io
+import json
 import os
 import statistics
 import subprocess
 import sys
+import tarfile
 import time
 import unittest
 
-from container_tools import CLEANUPS, DEVICE, LIMIT, LIMITS, Engine, Image, Networks, clean_up_when_interrupted, test_folder
+from container_tools import CLEANUPS, DEVICE, LIMIT, LIMITS, ROOT, Engine, Image, Networks, clean_up_when_interrupted, test_folder
 
 NOBOUNCE, ARCHIVE = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
 NAME = "localhost/nobounce:latest"
@@ -44,6 +47,35 @@ class OfTheImage(unittest.TestCase):
 
     def test_size(self):
         self.assertLess(os.path.getsize(ARCHIVE), MOST_BYTES)
+
+    def files(self):
+        """The regular files of the image: {path: content}."""
+        with tarfile.open(ARCHIVE) as outer:
+            blobs = {member.name: outer.extractfile(member).read() for member in outer.getmembers() if member.isfile()}
+
+        def blob(described):
+            return blobs["blobs/" + described["digest"].replace(":", "/")]
+        manifest = json.loads(blob(json.loads(blobs["index.json"])["manifests"][0]))
+        with tarfile.open(fileobj=io.BytesIO(blob(manifest["layers"][0]))) as layer:
+            return {member.name: layer.extractfile(member).read() for member in layer.getmembers() if member.isfile()}
+
+    def test_licences(self):
+        """Each crate in the image is named, by cargo's own list of what `make image` builds."""
+        files = self.files()
+        for name in ("LICENSE-MIT", "LICENSE-APACHE"):
+            with open(os.path.join(ROOT, name), "rb") as file:
+                self.assertEqual(files[f"usr/share/doc/nobounce/{name}"], file.read())
+        text = files["usr/share/doc/nobounce/THIRD-PARTY.txt"].decode()
+        libraries = ["ibverbs", "rdmacm", "gdrapi", "cufile", "paths", "vmm", "world", "stub-mlx5", "stub-efa"]
+        for names, options in ((libraries, []), (["cli", "device-plugin"], ["--no-default-features"])):
+            packages = [word for name in names for word in ("-p", f"nobounce-{name}")]
+            command = ["cargo", "tree", "--locked", *packages, *options, "--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"]
+            listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+            crates = {" ".join(line.replace(" v", " ").split()[:2]) for line in listed if line and not line.startswith("nobounce")}
+            self.assertGreater(len(crates), 20)
+            self.assertEqual([crate for crate in sorted(crates) if f"\n{crate} (" not in text], [])
+        for name in ("Rust standard library", "GNU C Library (LGPL-2.1-or-later)", "GNU LESSER GENERAL PUBLIC LICENSE"):
+            self.assertIn(name, text)
 
     def test_programs(self):
         self.assertRegex(self.run_image("--version").stdout, r"^nobounce \d+\.\d+\.\d+ \([0-9a-f]{12}")

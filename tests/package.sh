@@ -65,7 +65,22 @@ check_contents() {
     expect '^\.TH nobounce-run 1' "$folder/client" "man page"
     zcat "$folder/usr/share/doc/nobounce/THIRD-PARTY.txt.gz" >"$folder/client"
     expect '^serde 1\.[0-9.]+ \(MIT OR Apache-2.0\), LICENSE-' "$folder/client" "licences of crates"
+    mv "$folder/client" "$folder/licences"
     rm -r "$folder/usr"
+    passed=$((passed + 1))
+}
+
+# By cargo's own list of what `make build` links.
+check_licences() {
+    local crate packages
+    packages=$(make --no-print-directory --eval='print-packages:; @echo $(PACKAGES)' print-packages)
+    cargo tree --locked $packages --edges normal,no-proc-macro --prefix none --format '{p}' >"$folder/client" || fail "cargo tree"
+    awk '$1 != "" && $1 !~ /^nobounce/ { sub("^v", "", $2); print $1 " " $2 " (" }' "$folder/client" | sort -u >"$folder/crates"
+    [ "$(wc -l <"$folder/crates")" -gt 50 ] || fail "licences: cargo tree lists few crates"
+    while read -r crate; do
+        grep -qF "$crate" "$folder/licences" || fail "licences: ${crate% (} is not named"
+    done <"$folder/crates"
+    expect '^Rust standard library 1\.' "$folder/licences" "licences"
     passed=$((passed + 1))
 }
 
@@ -109,11 +124,13 @@ check_archive() {
         expect '\bnb0\b' "$folder/client" "archive: ibv_devices"
     fi
     [ -s "$there/share/doc/nobounce/LICENSE-APACHE" ] || fail "archive: LICENSE-APACHE"
+    zcat "$there/share/doc/nobounce/THIRD-PARTY.txt.gz" | cmp - "$folder/licences" || fail "archive: other licences than in the Debian package"
     passed=$((passed + 1))
 }
 
 check_bytes
 check_contents
+check_licences
 check_sbom
 check_archive
 . tests/package_install.bash
