@@ -134,8 +134,7 @@ package: ## Build packages in target/package: .deb, relocatable archive, Python 
 		echo "package: NO_INSTALL is set: no wheel, whose tools come from PyPI"; \
 		tools/package $(PACKAGE_BUILD)/release "$$out"; \
 	else \
-		tools/wheel; \
-		tools/package $(PACKAGE_BUILD)/release "$$out" --wheel $(PACKAGE_BUILD)/wheels/nobounce-*.whl; \
+		tools/package --wheel $(PACKAGE_BUILD)/release "$$out"; \
 	fi
 
 docs: ## Build the site: these pages with search, and the rustdoc beside them (target/book)

@@ -27,6 +27,24 @@ check_bytes() {
     passed=$((passed + 1))
 }
 
+# An index that does not answer costs the wheel only, and one of an earlier run does not stay.
+check_without_pypi() {
+    local there=$folder/without-pypi
+    mkdir "$there"
+    echo old >"$there/nobounce-0.0.0-py3-none-any.whl"
+    (cd "$there" && sha256sum -- *.whl >SHA256SUMS)
+    # Nothing listens there.
+    ! env -u PIP_EXTRA_INDEX_URL CARGO_TARGET_DIR="$folder/no-tools" PIP_INDEX_URL=http://127.0.0.1:9/simple PIP_RETRIES=0 PIP_CONFIG_FILE=/dev/null \
+        tools/package --fast --wheel "$target/debug" "$there" >"$folder/client" 2>&1 || fail "without PyPI: success"
+    [ "$(tail -n 1 "$folder/client")" = "package: failed, for the reasons above: the wheel" ] || fail "without PyPI: another message"
+    expect 'cannot be installed from PyPI' "$folder/client" "without PyPI"
+    (cd "$there" && sha256sum --check SHA256SUMS) >"$folder/client" 2>&1 || fail "without PyPI: SHA256SUMS"
+    [ "$(grep -cE '\.(deb|tar\.gz|cdx\.json): OK$' "$folder/client")" = 3 ] || fail "without PyPI: packages are missing"
+    ! ls "$there"/*.whl 2>/dev/null || fail "without PyPI: there is a wheel"
+    rm -rf "$there" "$folder/no-tools"
+    passed=$((passed + 1))
+}
+
 # Containers load all of them: common images have glibc 2.34, and small ones no libgcc_s.so.1.
 check_floor() { # check_floor FOLDER
     local library newest count=0
@@ -129,6 +147,7 @@ check_archive() {
 }
 
 check_bytes
+check_without_pypi
 check_contents
 check_licences
 check_sbom
