@@ -3,19 +3,28 @@
 
 The argument is the nobounce command; names of tests may follow. tests/containers.sh gives it a mount namespace of its own.
 """
+import errno
 import json
 import os
 import subprocess
 import sys
 import unittest
 
-from container_tools import CLEANUPS, DEVICE, LIMIT, ROOT, Engine, Image, Networks, clean_up_when_interrupted, docker_profile, test_folder, until
+from container_tools import CLEANUPS, DEVICE, LIMIT, ROOT, Engine, Image, Networks, clean_up_when_interrupted, compiled, docker_profile, test_folder, until
 from catalogue import NIXL
 from environments import Waived, virtual_environment
 from pair import Peer
 
 NOBOUNCE = os.path.abspath(sys.argv.pop(1))
 CLIENTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "clients")
+# Prints the error of a system call that Docker's profile forbids and that of podman allows.
+KEYCTL = """
+#include <errno.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(void) { printf("%d\\n", syscall(SYS_keyctl, 0, -4, 0) < 0 ? errno : 0); }
+"""
 LOOK = "cat /sys/class/infiniband/nb0/ports/1/gids/0 && ibv_devinfo -d nb0"
 
 
@@ -43,6 +52,10 @@ class Containers(unittest.TestCase):
 
     def setUp(self):
         self.addCleanup(self.engine.remove_all)
+
+    def waive(self, name, reason):
+        self.assertEqual(subprocess.run([os.path.join(ROOT, "tools/waive"), name, reason]).returncode, 0)
+        self.skipTest(reason)
 
     def in_network(self, end, *options):
         return [*DEVICE, *self.networks.option(end), *options]
@@ -80,10 +93,13 @@ class Containers(unittest.TestCase):
     def test_seccomp_of_docker(self):
         profile = docker_profile()
         if profile is None:
-            reason = "Docker's profile is not here, and its package cannot be downloaded"
-            self.assertEqual(subprocess.run([os.path.join(ROOT, "tools/waive"), "containers-docker-seccomp", reason]).returncode, 0)
-            self.skipTest(reason)
+            self.waive("containers-docker-seccomp", "Docker's profile is not here, and its package cannot be downloaded")
+        print(f"profile of Docker: {os.path.basename(profile)}")
         options = ["--security-opt", f"seccomp={profile}"]
+        compiled(KEYCTL, os.path.join(self.image.folder, "keyctl"))
+        forbidden = self.engine.run(options, "/keyctl")
+        self.assertEqual(forbidden.stdout, f"{errno.EPERM}\n", forbidden)
+        self.assertNotEqual(self.engine.run([], "/keyctl").stdout, forbidden.stdout)
         self.bandwidth(1500, *options)
         # Between processes of one container, by shared memory.
         tool = "ib_write_bw -d nb0 -n 400"
@@ -220,8 +236,7 @@ class Containers(unittest.TestCase):
         try:
             python = virtual_environment(NIXL)
         except Waived as reason:
-            self.assertEqual(subprocess.run([os.path.join(ROOT, "tools/waive"), "containers-nixl", str(reason)]).returncode, 0)
-            self.skipTest(str(reason))
+            self.waive("containers-nixl", str(reason))
         base = subprocess.run([python, "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True, check=True).stdout.strip()
         venv = os.path.dirname(os.path.dirname(os.path.abspath(python)))
         for folder in (venv, os.path.join(base, "lib/python3*/lib-dynload")):
