@@ -25,6 +25,8 @@ KEYCTL = """
 #include <unistd.h>
 int main(void) { printf("%d\\n", syscall(SYS_keyctl, 0, -4, 0) < 0 ? errno : 0); }
 """
+# A program without a C library.
+EMPTY = "void _start(void) { for (;;) __builtin_trap(); }"
 LOOK = "cat /sys/class/infiniband/nb0/ports/1/gids/0 && ibv_devinfo -d nb0"
 
 
@@ -168,12 +170,22 @@ class Containers(unittest.TestCase):
             return subprocess.run([NOBOUNCE, "cdi", "check", *words], capture_output=True, text=True)
         ran = check("--rootfs", self.image.folder)
         self.assertEqual((ran.returncode, ran.stdout), (0, f"/etc/cdi/nobounce.json: ok\n{self.image.folder}: ok\n"), ran)
-        musl = os.path.join(self.folder, "musl")
-        os.makedirs(os.path.join(musl, "lib"))
-        open(os.path.join(musl, "lib/ld-musl-x86_64.so.1"), "w").close()
-        ran = check("--rootfs", musl)
+
+    def test_musl(self):
+        """musl's loader ends each program with the message that the guide and `cdi check` show."""
+        loader = f"/lib/ld-musl-{os.uname().machine}.so.1"
+        if not os.path.exists(loader):
+            self.waive("containers-musl", f"{loader} is not installed (apt-get install musl)")
+        musl = Image(os.path.join(self.folder, "musl"))
+        musl.copy(loader)
+        compiled(EMPTY, os.path.join(musl.folder, "program"), "-nostdlib", "-pie", f"-Wl,--dynamic-linker={loader}")
+        ran = self.engine.run(self.in_network(0), "/program", root=musl.folder)
+        message = "Error loading shared library ld-linux-x86-64.so.2"
+        self.assertIn(message, ran.stderr, ran)
+        ran = subprocess.run([NOBOUNCE, "cdi", "check", "--rootfs", musl.folder], capture_output=True, text=True)
         self.assertEqual(ran.returncode, 1)
-        self.assertIn("the image uses musl", ran.stdout)
+        self.assertIn(f"the image uses musl ({loader[1:]})", ran.stdout)
+        self.assertIn(message, ran.stdout)
 
     def bandwidth(self, mtu, *options):
         self.networks.set_mtu(mtu)
