@@ -86,6 +86,45 @@ fn the_library_of_paths_finds_the_other_beside_it() {
     assert!(!text.contains("nb0"), "{text}");
 }
 
+/// NCCL opens libibverbs by dlopen: the loader does not show its functions to other libraries.
+#[test]
+fn the_library_of_paths_finds_one_that_was_opened_locally() {
+    if waived() {
+        return;
+    }
+    let folder = Folder::new("local");
+    let runtime = folder.path().join("runtime");
+    fs::create_dir(&runtime).unwrap();
+    let text = "#include <dlfcn.h>\n#include <stdio.h>\n#include <unistd.h>\n\
+                static int seen(void) { return access(\"/sys/class/infiniband/nb0/node_type\", R_OK) == 0; }\n\
+                int main(int count, char **names) {\n\
+                int early = count > 2 && seen(), opened = dlopen(names[1], RTLD_NOW | RTLD_LOCAL) != 0;\n\
+                int then = seen();\n\
+                printf(\"%d %d %d %d\", early, opened, then, seen());\n}\n";
+    let (source, program) = (folder.path().join("source.c"), folder.path().join("program"));
+    fs::write(&source, text).unwrap();
+    let built = Command::new("cc").arg("-o").arg(&program).arg(&source).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let sees = |paths: &Path, arguments: &[&str]| {
+        let mut command = preloaded(&runtime, program.to_str().unwrap(), arguments);
+        let (text, ran) = output(command.env("LD_PRELOAD", paths));
+        (text, String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    let ours = folder.path().join("libibverbs.so.1");
+    let ours = ours.to_str().unwrap();
+    let alone = paths_alone(&folder, false);
+    assert_eq!(sees(&alone, &[ours]), ("0 1 1 1".to_owned(), String::new()));
+    // A program that looks before it has one may look again.
+    let (text, said) = sees(&alone, &[ours, "early"]);
+    assert_eq!(text, "0 1 1 1", "{said}");
+    assert_eq!(said.matches("no libibverbs of nobounce").count(), 1, "{said}");
+    // rdma-core's own.
+    let (text, said) = sees(&alone, &["libibverbs.so.1"]);
+    assert_eq!((text.as_str(), said.matches("another libibverbs").count()), ("0 1 0 0", 1), "{said}");
+    let (text, said) = sees(&paths_alone(&folder, true), &["libibverbs.so.1"]);
+    assert_eq!((text.as_str(), said.matches("another libibverbs").count()), ("0 1 0 0", 1), "{said}");
+}
+
 #[test]
 fn programs_find_the_devices() {
     if waived() {

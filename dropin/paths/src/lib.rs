@@ -2,10 +2,10 @@
 //! /dev/infiniband to the folders of the software NIC.
 //!
 //! It interposes only calls that take a path, and changes only paths with one of our prefixes;
-//! everything else reaches the C library unchanged. It allocates no memory (but once, when the list
-//! of verbs devices is read: see `copies`) and leaves errno as the C library sets it. A library
-//! loaded by dlopen cannot interpose the C library, hence the preload. Without `nobounce run` the
-//! drop-in libibverbs makes those folders at the first such path.
+//! everything else reaches the C library unchanged. It allocates no memory (but when the list of
+//! verbs devices is read: see `copies`, and while the folder is sought) and leaves errno as the C
+//! library sets it. A library loaded by dlopen cannot interpose the C library, hence the preload.
+//! Without `nobounce run` the drop-in libibverbs makes those folders at the first such path.
 //!
 //! ## Rooms
 //!

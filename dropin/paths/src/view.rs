@@ -3,10 +3,11 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use nobounce_dropin::log;
 
+use crate::original::View;
 use crate::{copies, original};
 
 /// No path is longer for the kernel.
@@ -46,6 +47,8 @@ pub(crate) struct Folder {
     /// The process and the thread that make the folder, and look at the system's own folders
     /// meanwhile. 0 at the very start.
     maker: AtomicU64,
+    /// The reason why there is no folder yet was logged.
+    said: AtomicBool,
     bytes: UnsafeCell<[u8; ROOT_MAX]>,
     length: UnsafeCell<usize>,
 }
@@ -70,7 +73,7 @@ impl Folder {
     const fn new(variable: &'static CStr, without: u8) -> Self {
         let (bytes, length) = (UnsafeCell::new([0; ROOT_MAX]), UnsafeCell::new(0));
         let (state, maker) = (AtomicU8::new(UNKNOWN), AtomicU64::new(0));
-        Self { variable, without, state, maker, bytes, length }
+        Self { variable, without, state, maker, said: AtomicBool::new(false), bytes, length }
     }
 
     /// Reads the environment, once.
@@ -127,8 +130,20 @@ impl Folder {
         let errno = unsafe { *libc::__errno_location() };
         match original::view() {
             // SAFETY: this caller alone is BUSY.
-            Some(path) => unsafe { self.set(path) },
-            None => self.state.store(NONE, Ordering::Release),
+            View::Made(path) => unsafe { self.set(path) },
+            View::Absent => {
+                if !self.said.swap(true, Ordering::Relaxed) {
+                    log::error(|| {
+                        "this program has loaded no libibverbs of nobounce, and none is beside libnobounce-paths.so: files of nb0 below \
+                         /sys/class/infiniband are missing; add libibverbs.so.1 to LD_PRELOAD"
+                            .to_owned()
+                    });
+                }
+                // The next path asks again, and its maker is another one.
+                self.maker.store(0, Ordering::Relaxed);
+                self.state.store(TO_BE_MADE, Ordering::Release);
+            }
+            View::Refused => self.state.store(NONE, Ordering::Release),
         }
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = errno };
