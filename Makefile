@@ -68,7 +68,7 @@ test-pyverbs: ## rdma-core's own tests on nb0 (PYVERBS_SRC: a checkout of rdma-c
 	@tools/setup test
 	@tests/pyverbs/run $(ARGS)
 
-test-image: image ## The image: size, programs, installation, start of containers with the device: a release build (root and podman)
+test-image: image build ## The image: size, programs, installation, start of containers with the device: three release builds (root and podman)
 	@bash tests/image.sh $(IMAGE)/nobounce.tar $(BIN)
 
 test-aarch64: ## Build for aarch64, and run it in an emulated machine against nb0 of this one
@@ -114,10 +114,11 @@ install: build ## Install the command, the drop-in libraries, man pages and comp
 # The command is static, since the image has no C library, and small: the data path is in the libraries.
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 IMAGE = $(or $(CARGO_TARGET_DIR),target)/image
-image: build ## Write an OCI image of the libraries, the command and the device plugin (target/image/nobounce.tar)
+image: ## Write an OCI image of the libraries, the command and the device plugin (target/image/nobounce.tar)
 	CARGO_PROFILE_RELEASE_OPT_LEVEL=z CARGO_PROFILE_RELEASE_PANIC=abort RUSTFLAGS='-C target-feature=+crt-static' cargo build $(LOCKED) --release --target $(HOST) \
 		--target-dir $(IMAGE)/build -p nobounce-device-plugin -p nobounce-cli --no-default-features
-	@tools/image $(IMAGE)/build/$(HOST)/release $(RELEASE)/dropin $(IMAGE)/nobounce.tar
+	tools/image-libraries $(IMAGE)/libraries
+	@tools/image $(IMAGE)/build/$(HOST)/release $(IMAGE)/libraries $(IMAGE)/nobounce.tar
 
 # Paths of this machine are in panic messages and in debug information: without them, and with the date of the commit, two checkouts give equal
 # files. Flags of their own need a folder of their own, or `make build` would compile everything again.

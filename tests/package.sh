@@ -34,7 +34,7 @@ check_without_pypi() {
     echo old >"$there/nobounce-0.0.0-py3-none-any.whl"
     (cd "$there" && sha256sum -- *.whl >SHA256SUMS)
     # Nothing listens there.
-    ! env -u PIP_EXTRA_INDEX_URL CARGO_TARGET_DIR="$folder/no-tools" PIP_INDEX_URL=http://127.0.0.1:9/simple PIP_RETRIES=0 PIP_CONFIG_FILE=/dev/null \
+    ! env -u PIP_EXTRA_INDEX_URL NO_INSTALL= CARGO_TARGET_DIR="$folder/no-tools" PIP_INDEX_URL=http://127.0.0.1:9/simple PIP_RETRIES=0 PIP_CONFIG_FILE=/dev/null \
         tools/package --fast --wheel "$target/debug" "$there" >"$folder/client" 2>&1 || fail "without PyPI: success"
     [ "$(tail -n 1 "$folder/client")" = "package: failed, for the reasons above: the wheel" ] || fail "without PyPI: another message"
     expect 'cannot be installed from PyPI' "$folder/client" "without PyPI"

@@ -26,6 +26,12 @@ const MOST_BYTES: u64 = 64 << 20;
 /// A version of glibc, as 2.36.
 type Version = (u32, u32);
 
+/// Parts of glibc that were separate before 2.34, and exist since.
+const PARTS: [&str; 2] = ["libpthread.so.0", "libdl.so.2"];
+
+/// What libraries need that zig links.
+const OLDEST: Version = (2, 28);
+
 /// What keeps a container of this root file system from loading the libraries.
 pub(super) fn problems(root: &Path, libraries: &[PathBuf]) -> Vec<String> {
     let image = match Image::open(root) {
@@ -52,9 +58,14 @@ pub(super) fn problems(root: &Path, libraries: &[PathBuf]) -> Vec<String> {
         return vec![format!("{path} is no glibc: the drop-in libraries need one")];
     };
     let too_old = libraries.iter().filter_map(|library| {
-        let needs = newest(&fs::read(library).ok()?).filter(|needs| *needs > has)?;
+        let needs = newest(names_of_versions(&fs::read(library).ok()?)?).filter(|needs| *needs > has)?;
+        let remedy = if needs > OLDEST {
+            ", or the libraries of 'make image', which zig links for glibc 2.28"
+        } else {
+            ""
+        };
         Some(format!(
-            "{} needs glibc {}.{}, the image has {}.{}: use a newer base image, or build nobounce on an older system",
+            "{} needs glibc {}.{}, the image has {}.{}: use a newer base image{remedy}",
             library.display(),
             needs.0,
             needs.1,
@@ -62,7 +73,7 @@ pub(super) fn problems(root: &Path, libraries: &[PathBuf]) -> Vec<String> {
             has.1
         ))
     });
-    too_old.collect()
+    too_old.chain(image.lacks(libraries)).collect()
 }
 
 /// A root file system. Links in it lead to files in it, as in the container.
@@ -129,6 +140,22 @@ impl<'a> Image<'a> {
         Ok(other)
     }
 
+    /// Parts of glibc that libraries for old versions need, and that images of single copied files
+    /// may lack.
+    fn lacks(&self, libraries: &[PathBuf]) -> Option<String> {
+        let files: Vec<_> = libraries.iter().filter_map(|library| fs::read(library).ok()).collect();
+        let needs = |part: &str| {
+            let text = |file| names_of_versions(file).unwrap_or_default();
+            files.iter().any(|file| text(file).split(|byte| *byte == 0).any(|name| name == part.as_bytes()))
+        };
+        let has = |part: &str| FOLDERS.iter().any(|folder| self.file(&format!("{folder}/{part}")).is_ok());
+        let missing = PARTS.into_iter().find(|part| needs(part) && !has(part))?;
+        Some(format!(
+            "{} has no {missing}, which the libraries need for old versions of glibc: add this file of its glibc",
+            self.path.display()
+        ))
+    }
+
     fn without_glibc(&self) -> String {
         let names = MUSL.iter().map(|machine| format!("lib/ld-musl-{machine}.so.1"));
         match names.into_iter().find(|name| self.file(name).is_ok()) {
@@ -159,6 +186,25 @@ fn name_of(machine: u16) -> String {
         libc::EM_AARCH64 => "aarch64".to_owned(),
         other => format!("machine {other}"),
     }
+}
+
+/// The strings of an ELF file of 64 bits that name the versions that it needs. Other strings name
+/// versions for `dlvsym`, which may fail.
+fn names_of_versions(file: &[u8]) -> Option<&[u8]> {
+    const SHT_GNU_VERNEED: u32 = 0x6fff_fffe;
+    let bytes = |at: usize, len: usize| file.get(at..at.checked_add(len)?);
+    let long = |at| Some(u64::from_le_bytes(bytes(at, 8)?.try_into().ok()?));
+    let word = |at| Some(u32::from_le_bytes(bytes(at, 4)?.try_into().ok()?));
+    let half = |at| Some(u16::from_le_bytes(bytes(at, 2)?.try_into().ok()?));
+    let (table, size, count) =
+        (usize::try_from(long(0x28)?).ok()?, usize::from(half(0x3a)?), usize::from(half(0x3c)?));
+    let section = |number: usize| table.checked_add(number.checked_mul(size)?);
+    let needs = (0..count)
+        .filter_map(section)
+        .find(|at| at.checked_add(4).and_then(word) == Some(SHT_GNU_VERNEED))?;
+    let strings = section(usize::try_from(word(needs.checked_add(0x28)?)?).ok()?)?;
+    let place = |field| usize::try_from(long(strings.checked_add(field)?)?).ok();
+    bytes(place(0x18)?, place(0x20)?)
 }
 
 /// The highest version of glibc's interface that is named in a file: what glibc has, or what a
@@ -206,8 +252,57 @@ mod tests {
 
     const OURS: u16 = libc::EM_X86_64;
 
+    /// The same with two sections: the strings, and the list of needed versions that refers to
+    /// them.
+    fn elf_with_versions(machine: u16, names: &[u8]) -> Vec<u8> {
+        const SECTION: usize = 64;
+        let mut bytes = elf(machine, b"");
+        bytes.resize(64, 0);
+        let table = bytes.len() + names.len();
+        bytes[0x28..0x30].copy_from_slice(&(table as u64).to_le_bytes());
+        bytes[0x3a..0x3c].copy_from_slice(&u16::try_from(SECTION).unwrap().to_le_bytes());
+        bytes[0x3c..0x3e].copy_from_slice(&2_u16.to_le_bytes());
+        bytes.extend(names);
+        let (mut strings, mut needs) = ([0; SECTION], [0; SECTION]);
+        strings[0x18..0x20].copy_from_slice(&64_u64.to_le_bytes());
+        strings[0x20..0x28].copy_from_slice(&(names.len() as u64).to_le_bytes());
+        needs[4..8].copy_from_slice(&0x6fff_fffe_u32.to_le_bytes());
+        bytes.extend(strings);
+        bytes.extend(needs);
+        bytes
+    }
+
+    #[test]
+    fn versions_for_dlvsym_are_not_needed() {
+        let mut file = elf_with_versions(OURS, b"\0GLIBC_2.2.5\0GLIBC_2.28\0");
+        file.extend(b"GLIBC_2.34\0");
+        assert_eq!(newest(names_of_versions(&file).unwrap()), Some((2, 28)));
+        // A file that was cut off or changed.
+        for at in 0..file.len() {
+            let _ = names_of_versions(&file[..at]);
+            let mut changed = file.clone();
+            changed[at] = 0xff;
+            let _ = names_of_versions(&changed);
+        }
+    }
+
+    #[test]
+    fn a_missing_part_of_glibc_is_named() {
+        let library = elf_with_versions(OURS, b"\0libpthread.so.0\0GLIBC_2.28\0");
+        let folder = image("part-library", &[("lib.so", &library)]);
+        let libraries = [folder.join("lib.so")];
+        let libc = elf(OURS, b"GLIBC_2.41\0");
+        let lacking = image("part-lacking", &[("lib/libc.so.6", &libc)]);
+        let whole = image("part-whole", &[("lib/libc.so.6", &libc), ("lib/libpthread.so.0", b"")]);
+        assert!(problems(&lacking, &libraries).concat().contains("has no libpthread.so.0"));
+        assert!(problems(&whole, &libraries).is_empty());
+        for folder in [folder, lacking, whole] {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+
     fn library(name: &str) -> (PathBuf, [PathBuf; 1]) {
-        let text = elf(OURS, b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_PRIVATE\0");
+        let text = elf_with_versions(OURS, b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_PRIVATE\0");
         let folder = image(name, &[("lib.so", &text)]);
         (folder.clone(), [folder.join("lib.so")])
     }
@@ -223,7 +318,8 @@ mod tests {
         let empty = image("empty", &[("bin/static", b"")]);
         assert!(problems(&new, &libraries).is_empty());
         let told = |root: &Path| problems(root, &libraries).join("\n");
-        assert!(told(&old).contains("needs glibc 2.34, the image has 2.31"), "{}", told(&old));
+        let too_old = "needs glibc 2.34, the image has 2.31: use a newer base image, or the libraries";
+        assert!(told(&old).contains(too_old), "{}", told(&old));
         assert!(told(&musl).contains("musl") && told(&musl).contains("Debian"), "{}", told(&musl));
         assert!(told(&empty).contains("no libc.so.6"), "{}", told(&empty));
         assert!(told(Path::new("/no/such")).contains("No such file or directory"));
