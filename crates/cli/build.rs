@@ -1,4 +1,5 @@
-//! Sets `LONG_VERSION`, the text of `nobounce --version`: `0.1.0 (3a90ef8b1c2d 2026-11-18)`.
+//! Sets `LONG_VERSION`, the text of `nobounce --version`: `0.1.0 (3a90ef8b1c2d 2026-11-18)`. The
+//! device plugin uses it as well.
 //!
 //! | build | commit | date |
 //! |---|---|---|
@@ -19,8 +20,7 @@ use std::process::Command;
 const DIGITS: usize = 12;
 
 fn main() {
-    // Without such a line cargo runs the script after every change in the package.
-    println!("cargo::rerun-if-changed=build.rs");
+    // Without such lines cargo runs the script after every change in the package.
     for name in ["NOBOUNCE_COMMIT", "SOURCE_DATE_EPOCH"] {
         println!("cargo::rerun-if-env-changed={name}");
     }

@@ -19,7 +19,12 @@ Examples:
 /// Runs on each node, as a DaemonSet, until SIGTERM or SIGINT. A container that requests the
 /// resource gets the CDI device, which `nobounce cdi generate` defines.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "nobounce-device-plugin", version, after_help = EXAMPLES)]
+#[command(
+    name = "nobounce-device-plugin",
+    version,
+    long_version = env!("LONG_VERSION"),
+    after_help = EXAMPLES
+)]
 pub(crate) struct Args {
     /// Name of the resource in pods; repeat it for several names
     #[arg(long = "resource", value_name = "DOMAIN/NAME", default_value = "nobounce.dev/nic")]

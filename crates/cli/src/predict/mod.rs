@@ -98,12 +98,8 @@ fn machine(
     args: &PredictArgs,
     here: impl FnOnce() -> anyhow::Result<Facts>,
 ) -> anyhow::Result<PredictedMachine> {
-    let choice = Choice {
-        gpu: args.gpu,
-        nic: args.nic.clone(),
-        rails: args.parts.rails,
-        gpus: args.parts.gpus,
-    };
+    let choice =
+        Choice { gpu: args.gpu, nic: args.nic.clone(), rails: args.parts.rails, gpus: args.parts.gpus };
     let facts = match (&args.machine, &args.facts) {
         (Some(name), _) => machines::machine(name).with_context(|| {
             format!("unknown machine {name:?}: expected one of {}", machines::NAMES.join(", "))
