@@ -131,6 +131,10 @@ enum Command {
     /// Probe whether a process can use the GPU; started by `bench`
     #[command(name = bench::gpu_mps::PROBE, hide = true)]
     GpuProbe,
+
+    /// Process that loads libcufile; started by `doctor --storage --prove`
+    #[command(name = doctor::cufile_child::SUBCOMMAND, hide = true)]
+    CufileRead(doctor::cufile_child::CufileArgs),
 }
 
 /// Runs the command line.
@@ -180,6 +184,7 @@ fn command(command: Command) -> anyhow::Result<ExitCode> {
         Command::BenchPeer(args) => bench::serve::child(&args).map(|()| bench::Verdict::Fine)?,
         Command::PathFlow(args) => path::flow::main(&args).map(|()| bench::Verdict::Fine)?,
         Command::BenchNeighbour => bench::busy::spin().map(|()| bench::Verdict::Fine)?,
+        Command::CufileRead(args) => doctor::cufile_child::main(&args).map(|()| bench::Verdict::Fine)?,
         Command::GpuProbe => bench::gpu_mps::probe().map(|()| bench::Verdict::Fine)?,
         Command::RawEcho(args) => bench::raw::child(&args).map(|()| bench::Verdict::Fine)?,
     };

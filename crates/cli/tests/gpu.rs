@@ -1,6 +1,9 @@
 //! `nobounce bench --memory gpu` as people call it, with the stand-in driver in the place of
 //! libcuda.
 
+#[path = "gpu/cufile.rs"]
+mod cufile;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -359,7 +362,7 @@ fn doctor_reads_a_file_into_the_memory_of_a_gpu() {
     // Once through the window, once as long reads of what is not cached are staged.
     let gpu: Vec<_> = reads
         .iter()
-        .filter(|read| read["how"].as_str().is_some_and(|how| how.contains("into GPU")))
+        .filter(|read| read["how"].as_str().is_some_and(|how| how.starts_with("into GPU")))
         .collect();
     let [window, staged] = gpu[..] else { panic!("two reads into the one GPU are expected: {stdout}") };
     for (read, suffix, path) in [(window, "", "by window;"), (staged, ", staged", "by staged;")] {

@@ -1,10 +1,13 @@
 //! Which way the bytes of this process went: one line for `nobounce run`, and for the log.
 
+use std::ffi::c_char;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use nobounce::Tally;
 use nobounce::file::{FileReport, file_counters};
 
+use crate::entry::guarded;
 use crate::log;
 use crate::transfer::Direction;
 
@@ -26,6 +29,21 @@ pub(crate) fn at_exit() {
         // SAFETY: the function lives as long: the library is never unloaded.
         unsafe { libc::atexit(write) };
     });
+}
+
+/// Writes `window 4096 staged 0` and so on to the text: the bytes that this process has read from
+/// files, by path. `nobounce doctor` tells this library from others by this function. Returns the
+/// length of the whole text; what does not fit is cut off.
+///
+/// # Safety
+/// `text` has room for `len` bytes.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn nobounce_cufile_read_paths(text: *mut c_char, len: usize) -> usize {
+    let word = |(way, tally): (&str, Tally)| format!("{} {}", way.replace(' ', "-"), tally.bytes);
+    let words = guarded(|| Ok(file_counters().read.paths.list().map(word).join(" "))).unwrap_or_default();
+    // SAFETY: the caller's promise.
+    unsafe { text.cast::<u8>().copy_from_nonoverlapping(words.as_ptr(), words.len().min(len)) };
+    words.len()
 }
 
 extern "C" fn write() {

@@ -3,6 +3,8 @@
 
 pub(crate) mod args;
 mod cuda;
+mod cufile;
+pub(crate) mod cufile_child;
 mod flow_control;
 mod gather;
 mod gpu_peers;
@@ -14,6 +16,7 @@ mod program;
 mod prove;
 mod routes;
 mod storage;
+mod storage_proof;
 mod storage_prove;
 mod umad;
 mod verbs;
@@ -32,7 +35,7 @@ use nobounce_topology::sysfs::Root;
 use nobounce_topology::{clean, machines};
 
 use self::args::{DoctorArgs, Source, TopoArgs};
-use self::storage_prove::StorageProofs;
+use self::storage_proof::StorageProofs;
 
 /// `nobounce doctor`: arguments in, exit code out. An error is exit code 2.
 pub(crate) fn main(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
@@ -174,6 +177,9 @@ fn of_path(
             writeln!(out, "\nproof: {}", clean(&read.file))?;
             for proof in &read.reads {
                 writeln!(out, "{}", clean(&proof.to_string()))?;
+            }
+            if let Some(library) = &read.cufile {
+                writeln!(out, "  {}", clean(&library.to_string()))?;
             }
             for reason in &read.not_tried {
                 writeln!(out, "  not tried: {}", clean(reason))?;

@@ -1,7 +1,6 @@
 //! `doctor --storage --prove`: reads the file into host memory, through the page cache and past it,
-//! and into the memory of each GPU.
+//! and into the memory of each GPU, by this library and by cuFile.
 
-use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -12,52 +11,10 @@ use nobounce::file::FileOptions;
 use nobounce::memory::gpu::Gpu;
 use nobounce::{Device, GpuOptions, Region, Require};
 use nobounce_topology::facts::{DirectIo, Facts, Storage};
-use serde::Serialize;
 
+use super::cufile;
 use super::storage::{file_of, open_direct};
-
-/// Most bytes of one read of the file, and the length of one piece.
-const MAX_BYTES: u64 = 256 << 20;
-const PIECE: usize = 8 << 20;
-/// How long all reads together take: no piece starts later. A single one is not interrupted.
-const LIMIT: Duration = Duration::from_secs(10);
-
-/// One read of the file.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct StorageProof {
-    /// `O_DIRECT into host memory`, `page cache into GPU 0`.
-    pub(super) how: String,
-    /// Bytes that were read.
-    pub(super) bytes: u64,
-    /// GB/s; null where nothing was read.
-    pub(super) gbs: Option<f64>,
-    /// What was seen, or why it failed.
-    pub(super) detail: String,
-    /// Whether it worked.
-    pub(super) ok: bool,
-}
-
-/// What was read, and what was not tried.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct StorageProofs {
-    /// The file that was read.
-    pub(super) file: String,
-    /// Reads, in their order.
-    pub(super) reads: Vec<StorageProof>,
-    /// What was not tried, and why.
-    pub(super) not_tried: Vec<String>,
-}
-
-impl fmt::Display for StorageProof {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.gbs {
-            Some(gbs) if self.ok => {
-                write!(f, "  {}: {} MB, {gbs:.2} GB/s; {}", self.how, self.bytes / 1_000_000, self.detail)
-            }
-            _ => write!(f, "  {}: FAILED: {}", self.how, self.detail),
-        }
-    }
-}
+use super::storage_proof::{LIMIT, MAX_BYTES, PIECE, StorageProof, StorageProofs, gbs_of};
 
 /// Reads the file of the facts in every way that there is.
 pub(super) fn prove(facts: &Facts, storage: &Storage) -> anyhow::Result<StorageProofs> {
@@ -65,8 +22,8 @@ pub(super) fn prove(facts: &Facts, storage: &Storage) -> anyhow::Result<StorageP
     let len = std::fs::metadata(&path)?.len();
     ensure!(len > 0, "{} is empty: name a file with some bytes to read", path.display());
     let deadline = Instant::now() + LIMIT;
-    let mut proofs =
-        StorageProofs { file: path.display().to_string(), reads: Vec::new(), not_tried: Vec::new() };
+    let file = path.display().to_string();
+    let mut proofs = StorageProofs { file, reads: Vec::new(), cufile: None, not_tried: Vec::new() };
     // First past the page cache: this read leaves the cache as it is.
     match storage.direct_io.known() {
         Some(Some(align)) => {
@@ -88,7 +45,7 @@ pub(super) fn prove(facts: &Facts, storage: &Storage) -> anyhow::Result<StorageP
     proofs.push(how.clone(), deadline, || cached("first read: what was cached before is not known"));
     proofs.push(format!("{how}, again"), deadline, || cached("from memory, where the file fits into it"));
     gpus(facts, &path, len, &mut proofs, deadline);
-    proofs.not_tried.push("cuFile itself: doctor does not load libcufile; gdsio -x 0 (direct) and -x 2 (through the CPU) measure it".to_owned());
+    cufile::prove(facts, storage, &path, &mut proofs);
     proofs.not_tried.push("a cold page cache: emptying it would slow down other programs".to_owned());
     Ok(proofs)
 }
@@ -107,9 +64,7 @@ impl StorageProofs {
         }
         self.reads.push(match read() {
             Ok(((bytes, time), detail)) => {
-                let megabytes = u32::try_from(bytes / 1000).unwrap_or(u32::MAX);
-                let gbs = f64::from(megabytes) / 1e6 / time.as_secs_f64().max(1e-9);
-                StorageProof { how, bytes, gbs: Some(gbs), detail, ok: bytes > 0 }
+                StorageProof { how, bytes, gbs: Some(gbs_of(bytes, time)), detail, ok: bytes > 0 }
             }
             Err(error) => StorageProof { how, bytes: 0, gbs: None, detail: format!("{error:#}"), ok: false },
         });
