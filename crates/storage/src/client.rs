@@ -37,6 +37,8 @@ struct Table {
 struct Open {
     state: Arc<State>,
     messages: usize,
+    /// Which files, for errors.
+    files: String,
     /// It stays exported.
     _memory: Option<FileMemory>,
 }
@@ -191,7 +193,7 @@ impl FileClient {
         request.files = files.iter().map(|(path, ranges)| ((*path).to_owned(), ranges.to_vec())).collect();
         let state = Arc::new(State { result: Mutex::default(), ended: Condvar::new() });
         let messages = request.message_count();
-        let open = Open { state: state.clone(), messages, _memory: memory.cloned() };
+        let open = Open { state: state.clone(), messages, files: named(files), _memory: memory.cloned() };
         self.table.admit(id, open);
         let sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sent = request.messages().map(|message| self.peer.send_message(&message.encode()));
@@ -207,6 +209,15 @@ impl FileClient {
         }
         Ok(FileTicket(state))
     }
+}
+
+/// `"a", "b"`, or `"a", "b", "c" and 2 more`.
+fn named(files: &[(&str, &[FileRange])]) -> String {
+    const SHOWN: usize = 3;
+    let names: Vec<_> = files.iter().take(SHOWN).map(|(path, _)| format!("{path:?}")).collect();
+    let more = files.len().saturating_sub(SHOWN);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    format!("{}{more}", names.join(", "))
 }
 
 fn check(files: &[(&str, &[FileRange])], size: u64) -> Result<(), ClientError> {
@@ -246,6 +257,11 @@ impl Table {
         waited.unwrap_or_else(PoisonError::into_inner).insert(id, new);
     }
 
+    /// The files of a request without an answer.
+    fn files(&self, id: u64) -> String {
+        self.lock().get(&id).map(|open| open.files.clone()).unwrap_or_default()
+    }
+
     fn end(&self, id: u64, result: Result<Answer, ClientError>) {
         let Some(Open { state, .. }) = self.lock().remove(&id) else { return };
         self.ended.notify_all();
@@ -258,10 +274,8 @@ impl Table {
         let open: Vec<_> = self.lock().keys().copied().collect();
         for id in open {
             let addr = peer.addr().to_owned();
-            self.end(
-                id,
-                Err(ClientError::Connect { addr, reason: format!("the connection ended: {reason}") }),
-            );
+            let reason = format!("the connection ended during {}: {reason}", self.files(id));
+            self.end(id, Err(ClientError::Connect { addr, reason }));
         }
     }
 }
@@ -281,7 +295,12 @@ impl Handler for Answers {
         let Some((id, size)) = of_tag(&found.tag) else { return };
         let result = match found.outcome {
             Outcome::Complete { bytes } => Ok(Answer { bytes, size }),
-            Outcome::Failed { reason } | Outcome::Aborted { reason } => Err(ClientError::Refused(reason)),
+            // The server's own words: they name the file.
+            Outcome::Aborted { reason } if found.gone.is_none() => Err(ClientError::Refused(reason)),
+            // What stopped the connection: a truncated file is an error of a WRITE there.
+            Outcome::Failed { reason } | Outcome::Aborted { reason } => {
+                Err(ClientError::Refused(format!("{}: {reason}", self.0.files(id))))
+            }
         };
         self.0.end(id, result);
     }

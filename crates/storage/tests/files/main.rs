@@ -3,6 +3,7 @@
 
 mod death;
 mod keys;
+mod truncated;
 
 use std::fs;
 use std::path::{Path, PathBuf};
