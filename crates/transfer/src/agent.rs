@@ -371,6 +371,11 @@ impl Agent {
         self.shared.take_events()
     }
 
+    /// Lanes of all connections that this end still holds, also of peers that are gone.
+    pub fn lanes(&self) -> usize {
+        self.shared.lanes.load(Ordering::Relaxed)
+    }
+
     /// Counters since the start.
     pub fn counters(&self) -> AgentCounters {
         self.shared.counters()

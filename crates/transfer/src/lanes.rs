@@ -1,12 +1,15 @@
 //! Queue pairs of a link: batches posted on each, and their completions.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nobounce::{Connection, Status};
 use nobounce_nic::work::{Operation, SendRequest, WorkCompletion};
 
 use crate::frame_lane::{FrameLane, SENDS};
 use crate::job::{Job, Request};
+use crate::shared::Shared;
 
 /// Requests of one batch; only the last one is signaled.
 const BATCH: usize = 16;
@@ -42,14 +45,22 @@ pub(crate) struct BatchEnd {
 #[derive(Debug)]
 pub(crate) struct Lanes {
     lanes: Vec<LaneState>,
+    shared: Arc<Shared>,
     requests: Vec<Request>,
     fetched: Vec<WorkCompletion>,
 }
 
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.shared.lanes.fetch_sub(self.lanes.len(), Ordering::Relaxed);
+    }
+}
+
 impl Lanes {
-    pub(crate) fn new(connection: &Connection) -> Self {
-        let lanes = (0..connection.lanes()).map(|_| LaneState::default()).collect();
-        Self { lanes, requests: Vec::new(), fetched: Vec::new() }
+    pub(crate) fn new(shared: &Arc<Shared>, connection: &Connection) -> Self {
+        let lanes: Vec<_> = (0..connection.lanes()).map(|_| LaneState::default()).collect();
+        shared.lanes.fetch_add(lanes.len(), Ordering::Relaxed);
+        Self { lanes, shared: shared.clone(), requests: Vec::new(), fetched: Vec::new() }
     }
 
     pub(crate) fn are_idle(&self) -> bool {

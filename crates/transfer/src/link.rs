@@ -75,7 +75,7 @@ impl Link {
     pub(crate) fn new(shared: &Arc<Shared>, arrival: Arrival) -> Self {
         let (now, silence) = (Instant::now(), shared.silence.min(EVER));
         Self {
-            lanes: Lanes::new(&arrival.connection),
+            lanes: Lanes::new(shared, &arrival.connection),
             connection: arrival.connection,
             frames: arrival.frames,
             stream: arrival.stream,

@@ -272,6 +272,8 @@ pub(crate) struct Shared {
     events: Mutex<Events>,
     event: EventFd,
     counters: Mutex<AgentCounters>,
+    /// Of all links.
+    pub(crate) lanes: AtomicUsize,
     next: AtomicU64,
 }
 
@@ -302,6 +304,7 @@ impl Shared {
             events: Mutex::default(),
             event: EventFd::new()?,
             counters: Mutex::default(),
+            lanes: AtomicUsize::new(0),
             next: AtomicU64::new(1),
         })
     }
