@@ -3,6 +3,7 @@
 
 mod death;
 mod keys;
+mod others;
 mod truncated;
 
 use std::fs;
