@@ -33,7 +33,7 @@ ROOMS = {
     ],
     "crates/predict": [
         ("numbers", {"constants", "factor", "fitted", "interval_table", "least_squares"}),
-        ("model", {"fabric", "slot", "kinds", "parts", "parts_error", "machine", "plausible", "route", "software", "soft", "model", "staging", "window", "cluster", "cluster_error", "measured", "calibration", "seen", "report", "upgrade", "plot", "plot_cluster", "basis", "interval"}),
+        ("model", {"fabric", "slot", "kinds", "parts", "parts_error", "machine", "rails", "plausible", "route", "software", "soft", "model", "staging", "window", "cluster", "cluster_error", "measured", "calibration", "seen", "report", "upgrade", "plot", "plot_cluster", "basis", "interval"}),
         ("validation", {"published", "validation"}),
     ],
     "crates/diagnose": [
