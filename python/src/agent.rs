@@ -90,7 +90,7 @@ impl Agent {
         is_read_only: bool,
         owner: Py<PyAny>,
     ) -> PyResult<Memory> {
-        let memory = Foreign { addr: address, len: nbytes, is_gpu, is_read_only };
+        let memory = Foreign { addr: address, len: nbytes, is_gpu, is_read_only, is_on_demand: false };
         let owner: nobounce_transfer::Owner = Box::new(owner);
         // SAFETY: the package has taken address and length from the owner, which lives as long.
         let register = || self.with(|agent| unsafe { agent.register_raw(&memory, Some(owner)) });

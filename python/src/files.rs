@@ -166,7 +166,7 @@ impl Files {
     ) -> PyResult<Memory> {
         let client = self.client()?;
         let require = required(require)?;
-        let memory = Foreign { addr: address, len: nbytes, is_gpu, is_read_only };
+        let memory = Foreign { addr: address, len: nbytes, is_gpu, is_read_only, is_on_demand: false };
         let owner: nobounce_transfer::Owner = Box::new(owner);
         // SAFETY: the package has taken address and length from the owner, which lives as long.
         let view = py.detach(|| unsafe { client.agent().register_raw(&memory, Some(owner)) });

@@ -317,6 +317,28 @@ impl Pd {
         })
     }
 
+    /// Registers memory whose pages the software NIC takes at each access, as of a mapped file. An
+    /// adapter reads and pins all of them.
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register).
+    #[allow(missing_docs)]
+    pub unsafe fn register_on_demand(
+        &self,
+        base: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Mr, RegisterError> {
+        Ok(match self {
+            Self::Soft(soft) => {
+                // SAFETY: the caller's promise is the same.
+                Mr::Soft(unsafe { soft.register_on_demand(base, len, base.addr() as u64, access) }?)
+            }
+            // SAFETY: as above.
+            Self::Hard(hard) => Mr::Hard(unsafe { hard.register(base, len, access) }?),
+        })
+    }
+
     /// Registers memory that CUDA knows.
     ///
     /// # Safety

@@ -161,6 +161,25 @@ impl Device {
         unsafe { Region::of_raw(&self.pd, base, len, access) }
     }
 
+    /// As [`register_raw`](Self::register_raw), for memory whose pages need not be there yet, as a
+    /// mapped file: registering it does not read the file. Hardware adapters read and pin all of
+    /// it.
+    ///
+    /// # Safety
+    /// As for [`register_raw`](Self::register_raw). Where nothing is mapped, operations fail.
+    ///
+    /// # Errors
+    /// The access rights contradict each other, or the device has too many regions.
+    pub unsafe fn register_raw_on_demand(
+        &self,
+        base: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Region, RegisterError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { Region::of_raw_on_demand(&self.pd, base, len, access) }
+    }
+
     /// Memory of the first GPU that peers may read, write and operate on atomically. It is not
     /// zeroed.
     ///

@@ -117,9 +117,26 @@ impl Region {
     ) -> Result<Self, RegisterError> {
         // SAFETY: the caller promises what `register` asks for.
         let mr = unsafe { pd.register(base, len, access)? };
-        // SAFETY: as above; the window is used through this region only.
+        // SAFETY: as above.
+        Ok(unsafe { Self::of_host(mr, base, len) })
+    }
+
+    pub(crate) unsafe fn of_raw_on_demand(
+        pd: &Pd,
+        base: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, RegisterError> {
+        // SAFETY: the caller promises what `register_on_demand` asks for.
+        let mr = unsafe { pd.register_on_demand(base, len, access)? };
+        // SAFETY: as above.
+        Ok(unsafe { Self::of_host(mr, base, len) })
+    }
+
+    unsafe fn of_host(mr: Mr, base: *mut u8, len: usize) -> Self {
+        // SAFETY: the caller's promise; the window is used through this region only.
         let window = unsafe { Window::new(base, len) };
-        Ok(Self { mr, memory: RegionMemory::Host { window, buffer: None } })
+        Self { mr, memory: RegionMemory::Host { window, buffer: None } }
     }
 
     pub(crate) fn allocate_gpu(

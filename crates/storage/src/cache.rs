@@ -84,7 +84,13 @@ impl Cache {
 
 #[allow(unsafe_code)] // registering memory is a promise about it
 fn register(agent: &Agent, mapping: &Arc<FileMapping>, path: &str) -> Result<View, String> {
-    let memory = Foreign { addr: mapping.addr(), len: mapping.len(), is_gpu: false, is_read_only: true };
+    let memory = Foreign {
+        addr: mapping.addr(),
+        len: mapping.len(),
+        is_gpu: false,
+        is_read_only: true,
+        is_on_demand: true,
+    };
     // SAFETY: the owner keeps the mapping; no reference to its bytes is ever made.
     let registered = unsafe { agent.register_raw(&memory, Some(Box::new(mapping.clone()))) };
     registered.map_err(|error| format!("cannot register {path:?}: {error}"))

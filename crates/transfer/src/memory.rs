@@ -20,6 +20,8 @@ pub struct Foreign {
     pub is_gpu: bool,
     /// Whether nothing may write to it. Peers can read it, and transfers can be written from it.
     pub is_read_only: bool,
+    /// Whether its pages are taken at each access: a mapped file, which registering would read.
+    pub is_on_demand: bool,
 }
 
 /// A registration and what keeps its memory alive.
@@ -29,6 +31,7 @@ struct Registration {
     /// The generation of the agent that registered it, if one did.
     agent: Option<u64>,
     is_read_only: bool,
+    is_on_demand: bool,
     _owner: Option<Owner>,
 }
 
@@ -63,7 +66,8 @@ impl View {
 
     /// Memory that is registered already.
     pub fn of(region: Region) -> Self {
-        Self::whole(Arc::new(Registration { region, agent: None, is_read_only: false, _owner: None }))
+        let (is_read_only, is_on_demand) = (false, false);
+        Self::whole(Arc::new(Registration { region, agent: None, is_read_only, is_on_demand, _owner: None }))
     }
 
     /// A part of it; `None` if it is not inside.
@@ -106,9 +110,15 @@ impl View {
     /// Registers the same bytes once more, for peers. The caller keeps the view as long.
     pub(crate) fn register_again(&self, device: &Device) -> Result<Region, RegisterError> {
         let access = if self.is_read_only() { Access::REMOTE_READ } else { Region::ALL };
-        let len = usize::try_from(self.len).unwrap_or(usize::MAX);
+        let memory = Foreign {
+            addr: self.addr(),
+            len: usize::try_from(self.len).unwrap_or(usize::MAX),
+            is_gpu: self.region().is_gpu(),
+            is_read_only: self.is_read_only(),
+            is_on_demand: self.registration.is_on_demand,
+        };
         // SAFETY: the bytes are inside of memory that this view keeps alive.
-        unsafe { register(device, self.addr(), len, self.region().is_gpu(), access) }
+        unsafe { register(device, &memory, access) }
     }
 
     /// Offset of its first byte in the region.
@@ -145,7 +155,7 @@ impl Registrations {
         memory: &Foreign,
         owner: Option<Owner>,
     ) -> Result<View, RegisterError> {
-        let &Foreign { addr, len, is_gpu, is_read_only } = memory;
+        let &Foreign { addr, len, is_gpu, is_read_only, is_on_demand } = memory;
         let key = (is_gpu, is_read_only, addr);
         let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(view) = find(&alive, key, len as u64) {
@@ -154,8 +164,9 @@ impl Registrations {
         // Peers get keys of exports only.
         let access = if is_read_only { Access::empty() } else { Access::LOCAL_WRITE };
         // SAFETY: the caller's promise.
-        let region = unsafe { register(device, addr, len, is_gpu, access)? };
-        let registration = Arc::new(Registration { region, agent: Some(agent), is_read_only, _owner: owner });
+        let region = unsafe { register(device, memory, access)? };
+        let registration =
+            Arc::new(Registration { region, agent: Some(agent), is_read_only, is_on_demand, _owner: owner });
         if alive.len() > 64 && alive.len().is_power_of_two() {
             alive.retain(|_, registration| registration.strong_count() > 0);
         }
@@ -166,20 +177,21 @@ impl Registrations {
 
 /// # Safety
 /// As for [`Device::register_raw`] and [`Device::register_gpu_raw`].
-unsafe fn register(
-    device: &Device,
-    addr: u64,
-    len: usize,
-    is_gpu: bool,
-    access: Access,
-) -> Result<Region, RegisterError> {
+unsafe fn register(device: &Device, memory: &Foreign, access: Access) -> Result<Region, RegisterError> {
+    let &Foreign { addr, len, is_gpu, is_on_demand, .. } = memory;
     if is_gpu {
         // SAFETY: the caller's promise.
         return unsafe { device.register_gpu_raw(addr, len, access, &GpuOptions::default()) };
     }
     let base = std::ptr::with_exposed_provenance_mut(usize::try_from(addr).unwrap_or(0));
     // SAFETY: the caller's promise.
-    unsafe { device.register_raw(base, len, access) }
+    unsafe {
+        if is_on_demand {
+            device.register_raw_on_demand(base, len, access)
+        } else {
+            device.register_raw(base, len, access)
+        }
+    }
 }
 
 /// A view of a registration that has all of these bytes.

@@ -7,11 +7,13 @@ mod others;
 mod truncated;
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use fake_cuda::client::StandIn;
+use nobounce::memory::FileMapping;
 use nobounce::{Config, Device, GpuOptions};
 use nobounce_storage::{ClientError, FileClient, FileMemory, FileRange, FileServer, ServerOptions};
 use nobounce_transfer::{AgentOptions, View};
@@ -130,6 +132,22 @@ fn short_reads_of_cached_files_are_answered_at_once() {
     let changed = folder.add("a", MIB);
     assert_eq!(read(&short[..1]).unwrap(), 70_000);
     assert!(bytes_of(&memory, 0, 70_000) == changed[5..70_005], "a file that changed is not cached");
+}
+
+/// The first request for a huge file reads what it asks for.
+#[test]
+fn opening_a_file_does_not_read_it() {
+    const LEN: usize = 1 << 30;
+    let folder = Folder::new("huge");
+    let file = fs::File::create(folder.0.join("a")).unwrap();
+    file.set_len(LEN as u64).unwrap(); // sparse
+    let server = folder.serve(|_| {});
+    let client = client(&server);
+    let memory = client.register(4096).unwrap();
+    assert_eq!(client.read(&memory, &[("a", &[range(0, 4096, 0)])]).unwrap().wait(SOON).unwrap(), 4096);
+    let cache = FileMapping::of(fs::File::open(folder.0.join("a")).unwrap().as_fd(), LEN).unwrap();
+    assert!(cache.is_resident(0..4096));
+    assert!(!cache.is_resident(LEN / 2..LEN / 2 + 1), "pages outside of the request were read");
 }
 
 #[test]

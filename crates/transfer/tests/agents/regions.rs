@@ -86,7 +86,8 @@ fn views_of_one_buffer_share_its_registration() {
     let mut buffer = vec![0_u8; 1 << 20];
     let base = buffer.as_mut_ptr().expose_provenance() as u64;
     let register = |at: u64, len| {
-        let memory = Foreign { addr: base + at, len, is_gpu: false, is_read_only: false };
+        let memory =
+            Foreign { addr: base + at, len, is_gpu: false, is_read_only: false, is_on_demand: false };
         // SAFETY: the buffer outlives all views, and is not used otherwise.
         unsafe { agent.register_raw(&memory, None).unwrap() }
     };
@@ -105,7 +106,7 @@ fn read_only_memory_is_sent_and_never_written() {
     static WORDS: [u8; 4096] = [7; 4096];
     let pair = Pair::new(4096, &AgentOptions::default());
     let addr = WORDS.as_ptr().expose_provenance() as u64;
-    let memory = Foreign { addr, len: 4096, is_gpu: false, is_read_only: true };
+    let memory = Foreign { addr, len: 4096, is_gpu: false, is_read_only: true, is_on_demand: false };
     // SAFETY: static memory, which is only read.
     let words = unsafe { pair.initiator.register_raw(&memory, None).unwrap() };
     let whole = [Piece { local: 0, remote: 0, len: 4096 }];
@@ -179,7 +180,8 @@ fn each_view_keeps_its_own_memory_alive() {
     let mut buffer = vec![0_u8; 8192];
     let base = buffer.as_mut_ptr().expose_provenance() as u64;
     let register = |at: u64, len: usize, owner: &Arc<()>| {
-        let memory = Foreign { addr: base + at, len, is_gpu: false, is_read_only: false };
+        let memory =
+            Foreign { addr: base + at, len, is_gpu: false, is_read_only: false, is_on_demand: false };
         // SAFETY: the buffer outlives all views, and is not used otherwise.
         unsafe { agent.register_raw(&memory, Some(Box::new(owner.clone()))).unwrap() }
     };
@@ -201,7 +203,8 @@ fn a_small_view_does_not_hide_the_registration_around_it() {
     let mut buffer = vec![0_u8; 8192];
     let base = buffer.as_mut_ptr().expose_provenance() as u64;
     let register = |at: u64, len: usize| {
-        let memory = Foreign { addr: base + at, len, is_gpu: false, is_read_only: false };
+        let memory =
+            Foreign { addr: base + at, len, is_gpu: false, is_read_only: false, is_on_demand: false };
         // SAFETY: the buffer outlives all views, and is not used otherwise.
         unsafe { agent.register_raw(&memory, None).unwrap() }
     };
@@ -222,8 +225,13 @@ fn memory_that_was_unmapped_is_not_found_again() {
         unsafe { libc::mmap(addr, LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) }
     };
     let place = map(std::ptr::null_mut(), 0);
-    let memory =
-        Foreign { addr: place.expose_provenance() as u64, len: LEN, is_gpu: false, is_read_only: false };
+    let memory = Foreign {
+        addr: place.expose_provenance() as u64,
+        len: LEN,
+        is_gpu: false,
+        is_read_only: false,
+        is_on_demand: false,
+    };
     // SAFETY: transfers only use what is mapped; none is started.
     let register = || unsafe { agent.register_raw(&memory, None).unwrap() };
     let first = register();
