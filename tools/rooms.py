@@ -16,7 +16,7 @@ ROOMS = {
     ],
     "crates/nic": [
         ("process", {"process"}), ("sync", {"sync"}), ("work", {"work", "tally"}), ("interfaces", {"interfaces", "allow"}), ("hard", {"hard"}), ("links", {"links"}),
-        ("settings", {"soft::limits", "soft::config", "soft::error", "soft::port_speed"}), ("counters", {"soft::counters", "soft::crc"}),
+        ("settings", {"soft::limits", "soft::config", "soft::error", "soft::port_speed", "soft::qp_index"}), ("counters", {"soft::counters", "soft::crc"}),
         ("events", {"soft::events"}), ("gpu", {"soft::gpu"}), ("local", {"soft::local"}), ("engine", {"soft::engine"}),
         ("progress", {"soft::progress"}), ("lifecycle", {"soft::lifecycle"}), ("objects", {"soft::objects"}), ("cm", {"soft::cm"}), ("soft", {"soft"}), ("any", {"any"}),
     ],

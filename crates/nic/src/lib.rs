@@ -17,7 +17,7 @@
 //!      |       progress            which thread drives an engine, how it waits
 //!      |       engine              packets in, packets out, queue pairs, timers
 //!      |       local gpu events    same-host peers; GPU memory; notifications
-//!      |       counters  settings  what is counted; limits and options
+//!      |       counters  settings  what is counted; limits, options, QpIndex
 //! links                            UDP, shared memory, faults, capture
 //! interfaces  allow                addresses of the namespace; who may connect
 //! work  tally  sync  process       requests and completions; bytes by path; rings, forks

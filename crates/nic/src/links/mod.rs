@@ -37,6 +37,7 @@ pub use choice::{LinkChoice, UnknownLink};
 pub(crate) use icrc_writers::IcrcWriters;
 pub use open_error::{Holder, OpenError};
 pub use packet_writer::{PacketDestination, PacketShape, PacketSpace, PayloadSource};
+pub(crate) use slot::slot_of;
 pub use wire_packets::TxPacket;
 
 use std::fmt;

@@ -19,6 +19,7 @@ use nobounce_protocol::seal::{
 use nobounce_protocol::timing::{Nanos, SECOND};
 use nobounce_protocol::wire::Qpn;
 
+use super::slot::slot_of;
 use super::wire_packets::{LEAD, SLAB, SLOT_BYTE};
 use super::{Capabilities, Link, MAX_PACKET, MadOwner, OpenError, RxDatagram, TxBatch, TxPacket, now_ns};
 
@@ -237,12 +238,6 @@ impl<L: Link> SealedLink<L> {
             Err(_) => {}
         }
     }
-}
-
-/// The slot of a queue pair.
-fn slot_of(qpn: Qpn) -> u8 {
-    let [_, slot, ..] = qpn.get().to_be_bytes();
-    slot
 }
 
 /// The queue pair that a packet goes to.

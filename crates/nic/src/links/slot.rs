@@ -19,6 +19,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
+use nobounce_protocol::wire::Qpn;
+
 use super::handover::{self, GroBurst, Handover};
 use super::inbox::{Inbox, Taken, connect_ours};
 use super::unix;
@@ -28,6 +30,13 @@ use crate::process::fork::NotInherited;
 const LONGEST_TURN: Duration = Duration::from_millis(50);
 /// First message on a connection between slots; the sender's slot follows.
 const GREETING: [u8; 4] = *b"nbg1";
+
+/// The slot of the device that has the queue pair of this number.
+#[inline]
+pub(crate) const fn slot_of(qpn: Qpn) -> u8 {
+    let [_, slot, ..] = qpn.get().to_be_bytes();
+    slot
+}
 
 /// The owner that a handover is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -19,6 +19,7 @@ mod local;
 mod objects;
 mod port_speed;
 mod progress;
+mod qp_index;
 
 pub use crate::links::udp::LocalPorts;
 pub use crate::links::{LinkChoice, UnknownLink};

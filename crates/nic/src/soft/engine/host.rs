@@ -16,6 +16,7 @@ use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::srqs::{SrqIndex, Srqs};
 use crate::soft::gpu::staging::CopyOwner;
 use crate::soft::gpu::target::{AtomicChange, Placed};
+use crate::soft::qp_index::QpIndex;
 use crate::tally::PathTotals;
 
 /// The bytes of a posted send request, by serial number.
@@ -90,7 +91,7 @@ pub(crate) struct PacketHost<'a> {
     /// The packet's PSN.
     pub(crate) psn: Psn,
     /// The index of the queue pair, and the step that its last placed byte waits for.
-    pub(crate) qp: u32,
+    pub(crate) qp: QpIndex,
     pub(crate) ticket: &'a mut u64,
     pub(crate) tally: &'a mut PathTotals,
 }

@@ -13,6 +13,7 @@ use crate::process::random::random_u32;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::{Region, Regions};
 use crate::soft::limits::DeviceLimits;
+use crate::soft::qp_index::QpIndex;
 
 /// Access rights that a window may name. The right to local writes has no effect: only peers use a
 /// window. Adapters accept it, and rdma_rxe does.
@@ -27,30 +28,42 @@ pub enum MwKind {
     Two,
 }
 
-/// The requester of memory: the domain and the index of its queue pair (in its engine, or in all
-/// engines).
+/// The requester of memory, as its engine knows it: the domain and its queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Accessor {
     pub(crate) pd: u32,
-    pub(crate) qp: u32,
+    pub(crate) qp: QpIndex,
+}
+
+/// A queue pair of any engine of the device: the engine's number above the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceQp(u32);
+
+/// The requester of memory, as the memory windows know it, which all engines share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceAccessor {
+    pub(crate) pd: u32,
+    qp: DeviceQp,
 }
 
 impl Accessor {
     /// Every domain: access was checked before, when the request came.
     pub(crate) const ANY_PD: u32 = u32::MAX;
 
-    /// Whether it may access memory of that domain.
+    /// The same for all engines of the device; its own has that number.
     #[inline]
-    pub(crate) fn is_of(self, pd: u32) -> bool {
-        self.pd == pd || self.pd == Self::ANY_PD
-    }
-
-    /// The same with an index over all engines of the device.
-    #[inline]
-    pub(crate) fn of_engine(self, number: usize) -> Self {
+    pub(crate) fn of_engine(self, number: usize) -> DeviceAccessor {
         #[allow(clippy::cast_possible_truncation)] // there are a handful of engines
         let number = number as u32;
-        Self { qp: number << 16 | self.qp, ..self }
+        DeviceAccessor { pd: self.pd, qp: DeviceQp(number << 16 | u32::from(self.qp.get())) }
+    }
+}
+
+impl DeviceAccessor {
+    /// Whether it may access memory of that domain.
+    #[inline]
+    fn is_of(self, pd: u32) -> bool {
+        self.pd == pd || self.pd == Accessor::ANY_PD
     }
 }
 
@@ -64,7 +77,7 @@ struct Bound {
     len: u64,
     access: Access,
     /// For type 2: the queue pair that bound it.
-    qp: Option<u32>,
+    qp: Option<DeviceQp>,
 }
 
 #[derive(Debug)]
@@ -109,7 +122,7 @@ impl Windows {
     /// The region, and the address in its own terms, that a peer may access through this key.
     pub(crate) fn allowed(
         &self,
-        accessor: Accessor,
+        accessor: DeviceAccessor,
         key: u32,
         addr: u64,
         len: u64,
@@ -126,7 +139,7 @@ impl Windows {
     /// its key.
     pub(crate) fn carry_out(
         &mut self,
-        accessor: Accessor,
+        accessor: DeviceAccessor,
         work: &LocalWork,
         region: impl FnOnce(u32) -> Option<Arc<Region>>,
     ) -> bool {
@@ -156,7 +169,7 @@ impl Windows {
 
     /// Invalidates a key, for its queue pair or for the peer. False if it is no key of a type 2
     /// window that this queue pair bound.
-    pub(crate) fn invalidate(&mut self, accessor: Accessor, key: u32) -> bool {
+    pub(crate) fn invalidate(&mut self, accessor: DeviceAccessor, key: u32) -> bool {
         let window = self.0.get_mut(&(key >> 8)).filter(|window| window.pd == accessor.pd);
         let is_that = |bound: &mut Bound| bound.key == key && bound.qp == Some(accessor.qp);
         window.and_then(|window| window.bound.take_if(is_that)).is_some()
@@ -168,7 +181,7 @@ impl Windows {
     }
 
     /// A queue pair is destroyed: unbinds its windows.
-    pub(crate) fn leave_qp(&mut self, accessor: Accessor) {
+    pub(crate) fn leave_qp(&mut self, accessor: DeviceAccessor) {
         self.unbind(|bound| bound.qp == Some(accessor.qp));
     }
 

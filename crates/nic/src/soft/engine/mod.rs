@@ -15,7 +15,6 @@ pub(crate) mod host;
 pub(crate) mod memory_windows;
 pub(crate) mod mixed;
 pub(crate) mod multicast;
-pub(crate) mod numbers;
 pub(crate) mod once;
 pub(crate) mod overflows;
 pub(crate) mod packet;
@@ -25,6 +24,7 @@ pub(crate) mod path_probe;
 pub(crate) mod peer_death;
 pub(crate) mod peers;
 pub(crate) mod presence;
+pub(crate) mod qp_table;
 pub(crate) mod queue_pair;
 pub(crate) mod region;
 pub(crate) mod release;
@@ -40,7 +40,6 @@ pub(crate) mod totals;
 mod turn;
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, RwLock};
 
@@ -62,6 +61,7 @@ use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, Sa
 use crate::soft::engine::path::{NetworkPaths, PathIndex, Sharers};
 use crate::soft::engine::path_probe::PathProbes;
 use crate::soft::engine::presence::{PresenceConfig, Presences};
+use crate::soft::engine::qp_table::QpTable;
 use crate::soft::engine::queue_pair::{Posted, QueuePair, complete, flushed};
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::snapshot::Keeper;
@@ -71,6 +71,7 @@ use crate::soft::engine::timer::Timer;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::limits::RESPONDER_RESOURCES;
 use crate::soft::local::routes::addressee;
+use crate::soft::qp_index::QpIndex;
 use crate::sync::spin::AdaptiveSpin;
 use crate::sync::spin::CALLER_SPIN_NS;
 use crate::sync::waker::{TIMER_SLACK_NS, Waker};
@@ -136,9 +137,7 @@ pub(crate) struct Joint {
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) local: IpAddr,
-    slot: u8,
-    pub(crate) qps: Vec<Option<Box<QueuePair>>>,
-    pub(crate) free: VecDeque<u16>,
+    pub(crate) qps: QpTable,
     pub(crate) regions: Regions,
     pub(crate) srqs: Srqs,
     pub(crate) paths: NetworkPaths,
@@ -173,9 +172,7 @@ impl Engine {
         let Joint { events, windows, overflows, sharers, presence } = joint;
         let core = Core {
             local: link.local(),
-            slot: link.slot(),
-            qps: Vec::new(),
-            free: VecDeque::new(),
+            qps: QpTable::new(link.slot()),
             regions: Regions::new(number, windows),
             srqs: Srqs::default(),
             paths: NetworkPaths::new(sharers),
@@ -199,9 +196,9 @@ impl Engine {
     }
 
     /// The queue pair has a new peer, which the link may reach through shared memory.
-    pub(crate) fn change_path(&mut self, index: u32) {
+    pub(crate) fn change_path(&mut self, index: QpIndex) {
         self.core.change_path(index);
-        let Some(entry) = self.core.qps[index as usize].as_deref_mut() else { return };
+        let Some(entry) = self.core.qps.get_mut(index) else { return };
         let (remote, slot) = entry.peer();
         entry.ends_at = None;
         entry.schedule.peer_generation = None;
@@ -226,7 +223,7 @@ impl Engine {
     fn resolve_local_peers(&mut self) {
         let Self { link, core, .. } = self;
         while let Some(index) = core.same_host.unresolved.pop() {
-            let Some(entry) = core.qps[index as usize].as_deref_mut() else { continue };
+            let Some(entry) = core.qps.get_mut(index) else { continue };
             if let Some(routes) = &mut entry.route.routes {
                 routes.resolve_local_peers(&mut **link, &mut core.same_host.peers);
             }
@@ -236,7 +233,7 @@ impl Engine {
     /// Makes the engine reachable.
     pub(crate) fn listen(&mut self) -> Result<(), OpenError> {
         self.link.listen()?;
-        self.core.slot = self.link.slot();
+        self.core.qps.set_slot(self.link.slot());
         Ok(())
     }
 
@@ -384,17 +381,13 @@ impl Core {
             || !self.scheduler.pending_acks.soon.is_empty()
     }
 
-    pub(crate) fn qpn(&self, index: u32) -> Qpn {
-        Qpn::new(u32::from(self.slot) << 16 | index)
-    }
-
     pub(crate) fn entry(&mut self, qpn: Qpn) -> Option<&mut QueuePair> {
-        self.qps.get_mut((qpn.get() & 0xffff) as usize)?.as_deref_mut()
+        self.qps.get_mut(QpIndex::of(qpn))
     }
 
     pub(crate) fn remove(&mut self, qpn: Qpn) {
-        let index = qpn.get() & 0xffff;
-        let Some(mut entry) = self.qps.get_mut(index as usize).and_then(Option::take) else { return };
+        let index = QpIndex::of(qpn);
+        let Some(mut entry) = self.qps.remove(index) else { return };
         if let Some((srq, receive)) = entry.take_open_shared() {
             self.srqs.give_back(srq, receive);
         }
@@ -419,9 +412,6 @@ impl Core {
         }
         entry.send_cq.forget_qp(qpn);
         entry.recv_cq.forget_qp(qpn);
-        if let Ok(index) = u16::try_from(index) {
-            self.free.push_back(index);
-        }
     }
 
     pub(crate) fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
@@ -458,18 +448,18 @@ impl Core {
         if let Some(&group) = datagram.group {
             return self.handle_multicast(now, group, datagram, parsed);
         }
-        if header.dest_qpn.get() >> 16 != u32::from(self.slot) {
+        if !self.qps.owns(header.dest_qpn) {
             return self.handle_stray(datagram, parsed);
         }
-        self.deliver(now, header.dest_qpn.get() & 0xffff, datagram, parsed);
+        self.deliver(now, QpIndex::of(header.dest_qpn), datagram, parsed);
     }
 
     /// Lets the queue pair with that index handle a packet.
     // Always inlined: it is most of the work for each packet.
     #[inline(always)]
-    fn deliver(&mut self, now: Nanos, index: u32, datagram: &RxDatagram<'_>, parsed: &Parsed) {
+    fn deliver(&mut self, now: Nanos, index: QpIndex, datagram: &RxDatagram<'_>, parsed: &Parsed) {
         let header = &parsed.header;
-        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
+        let Some(entry) = self.qps.get_mut(index) else {
             return self.handle_stray(datagram, parsed);
         };
         if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
@@ -522,7 +512,7 @@ impl Core {
         if entry.qp.holds_packets() {
             self.deliver_held(now, index, datagram);
         }
-        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
+        let Some(entry) = self.qps.get_mut(index) else { return };
         if header.has_xrceth()
             && let Some(srq) = entry.posted.shared()
         {
@@ -558,7 +548,7 @@ impl Core {
             entry.schedule.answered = true;
             if !entry.schedule.touched {
                 entry.schedule.touched = true;
-                self.scheduler.touched.push(marker.to.get() & 0xffff);
+                self.scheduler.touched.push(QpIndex::of(marker.to));
             }
         }
         true
@@ -567,12 +557,12 @@ impl Core {
     /// Processes the effects of received packets, once for each queue pair.
     fn settle_touched(&mut self, now: Nanos) {
         while let Some(index) = self.scheduler.touched.pop() {
-            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            let Some(entry) = self.qps.get_mut(index) else { continue };
             if let Some(srq) = entry.posted.shared() {
                 self.srqs.check_limit(srq, &self.events);
             }
             self.settle(index);
-            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            let Some(entry) = self.qps.get_mut(index) else { continue };
             entry.schedule.touched = false;
             let replies = entry.qp.has_replies();
             if replies {
@@ -604,8 +594,8 @@ impl Core {
         }
     }
 
-    fn fire_timer_of(&mut self, index: u32, at: Nanos, now: Nanos) {
-        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
+    fn fire_timer_of(&mut self, index: QpIndex, at: Nanos, now: Nanos) {
+        let Some(entry) = self.qps.get_mut(index) else { return };
         if entry.schedule.armed == Some(at) {
             entry.schedule.armed = None;
         }
@@ -627,8 +617,8 @@ impl Core {
     }
 
     /// Puts the queue pair's next timeout on the heap, unless an earlier entry exists.
-    fn arm(&mut self, index: u32) {
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+    fn arm(&mut self, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index) else { return };
         let Some(at) = entry.qp.poll_timeout() else { return };
         if entry.schedule.armed.is_none_or(|armed| at < armed) {
             entry.schedule.armed = Some(at);
@@ -636,8 +626,8 @@ impl Core {
         }
     }
 
-    pub(crate) fn make_ready(&mut self, index: u32) {
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+    pub(crate) fn make_ready(&mut self, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index) else { return };
         if !entry.schedule.ready {
             entry.schedule.ready = true;
             self.scheduler.ready.push_back(index);
@@ -646,8 +636,8 @@ impl Core {
 
     /// Collects the results of the last protocol call: completions, events, freed requests and
     /// room.
-    pub(crate) fn settle(&mut self, index: u32) {
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+    pub(crate) fn settle(&mut self, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index) else { return };
         let mut overflowed = None;
         let staging = &self.regions.staging;
         // Before the completions: an application that has one may post again.
@@ -692,8 +682,8 @@ impl Core {
     }
 
     /// Updates the path's charge, and wakes other queue pairs for the freed room.
-    pub(crate) fn recharge(&mut self, index: u32) {
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+    pub(crate) fn recharge(&mut self, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index) else { return };
         let outstanding = entry.qp.outstanding();
         let Some(path) = entry.schedule.path else { return };
         let freed = outstanding < entry.schedule.charged;
@@ -705,8 +695,8 @@ impl Core {
     }
 
     /// The queue pair has a new peer: its packets are charged to another path from now on.
-    fn change_path(&mut self, index: u32) {
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+    fn change_path(&mut self, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index) else { return };
         let (remote, slot) = entry.peer();
         let reliable = entry.qp.service().is_reliable();
         let new = self.paths.join(remote, slot, reliable);
@@ -725,7 +715,7 @@ impl Core {
     /// its turn is over and room is left, the next one follows.
     fn wake_waiting(&mut self, path: PathIndex) {
         while let Some(index) = self.paths.wake(path) {
-            if let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) {
+            if let Some(entry) = self.qps.get_mut(index) {
                 entry.schedule.waiting = false;
                 self.make_ready(index);
                 return;

@@ -11,6 +11,7 @@ use nobounce_protocol::wire::{Parsed, Qpn};
 use crate::links::RxDatagram;
 use crate::soft::engine::{Core, Engine};
 use crate::soft::limits::DeviceLimits;
+use crate::soft::qp_index::QpIndex;
 
 /// Why a queue pair could not be attached to a group or detached from it.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +127,7 @@ impl Core {
             return;
         };
         for qpn in attached {
-            self.deliver(now, qpn.get() & 0xffff, datagram, parsed);
+            self.deliver(now, QpIndex::of(qpn), datagram, parsed);
         }
     }
 }

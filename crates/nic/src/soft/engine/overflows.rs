@@ -69,16 +69,14 @@ impl Core {
     }
 
     fn stop_own_users_of(&mut self, cq: u32) {
-        for index in 0..self.qps.len() {
-            let Some(entry) = self.qps[index].as_deref_mut() else { continue };
+        for index in self.qps.indexes() {
+            let Some(entry) = self.qps.get_mut(index) else { continue };
             let uses = entry.send_cq.id == cq || entry.recv_cq.id == cq;
             if uses && !matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
                 let to_error = QpAttr::to_state(QpState::Error);
                 let _ = entry.qp.modify(&to_error); // any state may go to the error state
                 self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
-                if let Ok(index) = u32::try_from(index) {
-                    self.settle(index);
-                }
+                self.settle(index);
             }
         }
     }

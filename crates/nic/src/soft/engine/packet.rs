@@ -44,7 +44,7 @@ pub(crate) fn shape_of(transmit: &Transmit) -> PacketShape {
 
 /// Spreads queue pairs over the link's source ports.
 pub(crate) fn port_hint(entry: &QueuePair) -> u16 {
-    u16::try_from(entry.qpn.get() & 0xffff).unwrap_or(0)
+    entry.index().get()
 }
 
 /// The receiver of a queue pair's next packet.

@@ -15,6 +15,7 @@ use crate::soft::engine::queue_pair::PendingAcks;
 use crate::soft::engine::timer::Timer;
 use crate::soft::local::local_peers::LocalPeers;
 use crate::soft::local::routes::Routes;
+use crate::soft::qp_index::QpIndex;
 use crate::tally::PathCounters;
 
 /// Between two snapshots, while packets arrive or leave.
@@ -24,10 +25,10 @@ const SNAPSHOT_INTERVAL: Nanos = 250 * MILLISECOND;
 #[derive(Debug, Default)]
 pub(crate) struct Scheduler {
     /// Queue pairs with packets to send, in round-robin order.
-    pub(crate) ready: VecDeque<u32>,
+    pub(crate) ready: VecDeque<QpIndex>,
     pub(crate) pending_acks: PendingAcks,
     /// Queue pairs with received packets.
-    pub(crate) touched: Vec<u32>,
+    pub(crate) touched: Vec<QpIndex>,
     /// The last batch had no room for the delayed ACKs.
     pub(crate) answers_are_next: bool,
     pub(crate) timers: BinaryHeap<Reverse<(Nanos, Timer)>>,
@@ -76,17 +77,17 @@ pub(crate) struct Markers {
 pub(crate) struct SameHost {
     pub(crate) peers: LocalPeers,
     /// Queue pairs with datagrams to unresolved peers.
-    pub(crate) unresolved: Vec<u32>,
+    pub(crate) unresolved: Vec<QpIndex>,
 }
 
 /// Queue pairs that wait for the GPU's copy engine.
 #[derive(Debug, Default)]
 pub(crate) struct CopyWaits {
-    pub(crate) holding: Vec<u32>,
+    pub(crate) holding: Vec<QpIndex>,
     /// One of them found no free fetch chunk.
     pub(crate) starved: bool,
     /// Reclaim cursor: the queue pair that chunks were taken from last.
-    pub(crate) reclaim_cursor: usize,
+    pub(crate) reclaim_cursor: QpIndex,
 }
 
 /// What the engine has moved and counted.

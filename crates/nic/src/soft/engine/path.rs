@@ -10,6 +10,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::soft::qp_index::QpIndex;
+
 /// Bytes in flight to one socket. Small enough to stay in the receiver's cache and buffer, large
 /// enough for five full segmented sends.
 const BUDGET: u64 = 340 << 10;
@@ -40,7 +42,7 @@ struct NetworkPath {
     /// Users of an unreliable service: while there are any, the budget is smaller.
     careful: usize,
     /// Queue pairs with packets to send that found no room.
-    waiting: VecDeque<u32>,
+    waiting: VecDeque<QpIndex>,
     /// Number of engines of this device that send there: each has its part of the budget.
     sharers: Option<Arc<AtomicU64>>,
 }
@@ -192,12 +194,12 @@ impl NetworkPaths {
     }
 
     /// A queue pair waits for room.
-    pub(crate) fn wait(&mut self, path: PathIndex, qp: u32) {
+    pub(crate) fn wait(&mut self, path: PathIndex, qp: QpIndex) {
         self.paths[path.0].waiting.push_back(qp);
     }
 
     /// The next queue pair that may retry.
-    pub(crate) fn wake(&mut self, path: PathIndex) -> Option<u32> {
+    pub(crate) fn wake(&mut self, path: PathIndex) -> Option<QpIndex> {
         if self.room(path) == 0 {
             return None;
         }

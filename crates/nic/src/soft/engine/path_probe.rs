@@ -20,6 +20,7 @@ use crate::soft::engine::Core;
 use crate::soft::engine::presence::PeerName;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
+use crate::soft::qp_index::QpIndex;
 
 /// Headers of the longest packet with a full payload: BTH, RETH, immediate data.
 const HEADERS: usize = 12 + 16 + 4;
@@ -186,8 +187,8 @@ impl PathProbes {
 
 impl Core {
     /// Probes the path to the peer of a connected queue pair, for its path MTU.
-    pub(crate) fn probe_path(&mut self, now: Nanos, index: u32) {
-        let Some(entry) = self.qps.get(index as usize).and_then(Option::as_deref) else { return };
+    pub(crate) fn probe_path(&mut self, now: Nanos, index: QpIndex) {
+        let Some(entry) = self.qps.get(index) else { return };
         let (peer, mtu) = (entry.peer(), entry.qp.attr().path_mtu);
         let result = if entry.route.ring.is_some() || peer.0.is_loopback() || peer.0 == self.local {
             PathMtu::Carries(mtu) // packets do not leave the machine
@@ -221,8 +222,8 @@ impl Core {
     /// The peer of a queue pair did not answer in time: if its path was not probed, finds out
     /// whether it carries long packets, so that the log tells why the queue pair fails.
     #[cold]
-    pub(crate) fn suspect_path(&mut self, now: Nanos, index: u32) {
-        let peer = self.qps.get(index as usize).and_then(Option::as_deref).map(QueuePair::peer);
+    pub(crate) fn suspect_path(&mut self, now: Nanos, index: QpIndex) {
+        let peer = self.qps.get(index).map(QueuePair::peer);
         if peer.is_some_and(|peer| self.path_probes.result(peer) == PathMtu::Unknown) {
             self.probe_path(now, index);
         }

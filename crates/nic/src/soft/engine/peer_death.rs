@@ -24,7 +24,7 @@ impl Core {
     pub(crate) fn lose_peer(&mut self, departed: Departed) {
         let Departed { peer, died } = departed;
         let end = now_ns() + GRACE_NS;
-        for entry in self.qps.iter_mut().flatten() {
+        for entry in self.qps.iter_mut() {
             // Packets to a peer without shared memory need an ICRC again.
             entry.part_with(peer);
             if died && entry.peer() == peer {
@@ -40,12 +40,11 @@ impl Core {
     /// Moves the queue pairs of expired peers to the error state.
     #[cold]
     pub(crate) fn expire_dead_peers(&mut self, now: Nanos) {
-        for at in 0..self.qps.len() {
+        for index in self.qps.indexes() {
             let due = |entry: &&mut QueuePair| entry.ends_at.is_some_and(|end| end <= now);
-            let Some(entry) = self.qps[at].as_deref_mut().filter(due) else { continue };
+            let Some(entry) = self.qps.get_mut(index).filter(due) else { continue };
             entry.ends_at = None;
             if entry.qp.handle_peer_death() {
-                let index = entry.index();
                 tracing::warn!(qpn = %entry.qpn, "the peer's process was killed: its queue pair here ends in error");
                 self.settle(index);
                 self.make_ready(index);

@@ -22,13 +22,15 @@ use nobounce_protocol::qp::QpState;
 use nobounce_protocol::timing::{MILLISECOND, Nanos};
 use nobounce_protocol::wire::{Capabilities, Presence, Qpn};
 
-use crate::links::{RxDatagram, TxBatch};
+use crate::links::{RxDatagram, TxBatch, slot_of};
 use crate::process::random::random_u32;
 use crate::soft::config::{Config, Retransmit};
 use crate::soft::engine::Core;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
 use crate::soft::limits::RESPONDER_RESOURCES;
+use crate::soft::local::routes::Addressee;
+use crate::soft::qp_index::QpIndex;
 
 /// Intervals of silence after which a peer is dead.
 const LOST_AFTER: u64 = 3;
@@ -56,7 +58,7 @@ impl PresenceConfig {
 }
 
 /// A peer: its address and slot.
-pub(super) type PeerName = (IpAddr, u8);
+pub(super) type PeerName = Addressee;
 
 #[derive(Debug)]
 struct KnownPeer {
@@ -157,9 +159,9 @@ struct Seen {
 
 impl Core {
     /// A queue pair was connected: its peer is asked soon, also if it answered before.
-    pub(crate) fn expect_presence(&mut self, now: Nanos, index: u32) {
+    pub(crate) fn expect_presence(&mut self, now: Nanos, index: QpIndex) {
         let Presences { interval, selective, .. } = self.presences;
-        let Some(entry) = self.qps[index as usize].as_deref() else { return };
+        let Some(entry) = self.qps.get(index) else { return };
         if entry.route.ring.is_some()
             || !entry.qp.service().is_reliable()
             || !(selective || interval.is_some())
@@ -182,7 +184,7 @@ impl Core {
     /// The peers that connected queue pairs reach by UDP.
     fn distant_peers(&self) -> HashMap<PeerName, Seen> {
         let mut peers: HashMap<PeerName, Seen> = HashMap::new();
-        for entry in self.qps.iter().flatten() {
+        for entry in self.qps.iter() {
             let connected = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
             if !connected || !entry.qp.service().is_reliable() || entry.route.ring.is_some() {
                 continue;
@@ -254,7 +256,7 @@ impl Core {
 
     fn give_up(&mut self, name: PeerName, now: Nanos) {
         self.presences.peers.remove(&name);
-        for entry in self.qps.iter_mut().flatten().filter(|entry| entry.peer() == name) {
+        for entry in self.qps.iter_mut().filter(|entry| entry.peer() == name) {
             entry.ends_at = Some(now);
         }
         self.scheduler.timers.push(Reverse((now, Timer::PeerDeath)));
@@ -265,19 +267,19 @@ impl Core {
     pub(crate) fn handle_presence(&mut self, now: Nanos, datagram: &RxDatagram<'_>) -> bool {
         let Some(presence) = Presence::parse(datagram.bytes) else { return false };
         let from = datagram.src;
-        let ours = presence.to.get() >> 16 == u32::from(self.slot);
+        let ours = self.qps.owns(presence.to);
         if !ours || (datagram.has_icrc && !self.check_icrc(datagram)) {
             return false;
         }
         // The queue pair may be gone while others to the same peer live.
         let is_of_peer = |entry: &QueuePair| entry.qp.attr().remote == from;
-        let is_peer = self.entry(presence.to).is_some_and(|entry| is_of_peer(entry))
-            || self.qps.iter().flatten().any(|entry| is_of_peer(entry));
+        let is_peer =
+            self.entry(presence.to).is_some_and(|entry| is_of_peer(entry)) || self.qps.iter().any(is_of_peer);
         if !is_peer {
             // A peer that was connected first asks before our end is: it asks again.
             return !presence.is_answer;
         }
-        let [_, slot, ..] = presence.from.get().to_be_bytes();
+        let slot = slot_of(presence.from);
         let is_selective = presence.capabilities & Capabilities::SELECTIVE != 0;
         if !presence.is_answer {
             if let Some(peer) = self.presences.peers.get_mut(&(from, slot)) {
@@ -312,7 +314,7 @@ impl Core {
         }
         let mut stale = false;
         let has_resources = presence.capabilities & Capabilities::RESPONDER_RESOURCES != 0;
-        for entry in self.qps.iter_mut().flatten().filter(|entry| entry.peer() == (from, slot)) {
+        for entry in self.qps.iter_mut().filter(|entry| entry.peer() == (from, slot)) {
             let known = entry.schedule.peer_generation.get_or_insert(presence.generation);
             if *known != presence.generation {
                 if has_interval {

@@ -12,13 +12,14 @@ use nobounce_protocol::qp::{Access, LocalFault, LocalWork, Nak};
 use nobounce_protocol::wire::Psn;
 
 use crate::process::random::random_u32;
-use crate::soft::engine::memory_windows::{Accessor, Windows};
+use crate::soft::engine::memory_windows::{Accessor, DeviceAccessor, Windows};
 use crate::soft::error::RegisterError;
 use crate::soft::gpu::staging::{CopyOwner, Staging};
 use crate::soft::gpu::target::{
     AtomicChange, GatheredMessage, GpuTarget, LoadError, PlaceError, Placed, Target,
 };
 use crate::soft::limits::MAX_REGIONS;
+use crate::soft::qp_index::QpIndex;
 use crate::tally::BytePath;
 
 /// Released keys are not reused for this many registrations.
@@ -122,7 +123,7 @@ impl RegionTable {
     fn with_allowed_remote<T>(
         &mut self,
         windows: &RwLock<Windows>,
-        accessor: Accessor,
+        accessor: DeviceAccessor,
         (key, addr, len): (u32, u64, u64),
         access: Access,
         then: impl FnOnce(&Arc<Region>, usize) -> T,
@@ -286,7 +287,7 @@ impl Regions {
     }
 
     /// A queue pair is destroyed: unbinds its memory windows.
-    pub(crate) fn unbind_qp(&self, qp: u32) {
+    pub(crate) fn unbind_qp(&self, qp: QpIndex) {
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
         windows.leave_qp(Accessor { pd: 0, qp }.of_engine(self.number));
     }

@@ -9,6 +9,7 @@ use crate::soft::engine::queue_pair::{QueuePair, deliver};
 use crate::soft::engine::{Core, Engine};
 use crate::soft::events::event::AsyncEvent;
 use crate::soft::gpu::staging::{Changed, CopyOwner};
+use crate::soft::qp_index::QpIndex;
 
 /// How long a closing queue pair or device waits for copies into GPU memory with pending ACKs.
 /// Microseconds are usual. Shorter than the retry time of its peers, which receive nothing
@@ -30,7 +31,7 @@ impl Engine {
     /// for copies into GPU memory.
     pub(crate) fn settle_debts(&mut self, qpn: Qpn) -> bool {
         self.core.release_held();
-        self.core.make_ready(qpn.get() & 0xffff);
+        self.core.make_ready(QpIndex::of(qpn));
         self.send_answers();
         let Some(entry) = self.core.entry(qpn) else { return true };
         let ticket = entry.gpu.ticket;
@@ -47,7 +48,7 @@ impl Core {
         self.regions.staging.flush();
         self.regions.staging.poll();
         while let Some(Changed { qp, psn, before }) = self.regions.staging.take_changed() {
-            if let Some(entry) = self.qps.get_mut(qp as usize).and_then(Option::as_deref_mut) {
+            if let Some(entry) = self.qps.get_mut(qp) {
                 entry.tell_before(psn, before);
             }
         }
@@ -58,7 +59,7 @@ impl Core {
             self.free_chunks();
         }
         for index in std::mem::take(&mut self.copy_waits.holding) {
-            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else {
+            let Some(entry) = self.qps.get_mut(index) else {
                 continue;
             };
             let Some(held) = &mut entry.gpu.held else { continue };
@@ -92,9 +93,9 @@ impl Core {
 
     /// A copy into GPU memory failed: the queue pair that received the bytes fails, and its peer
     /// must not get an ACK for them.
-    fn fail_placement(&mut self, index: u32) {
+    fn fail_placement(&mut self, index: QpIndex) {
         self.regions.faults += 1;
-        let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
+        let Some(entry) = self.qps.get_mut(index) else { return };
         tracing::warn!(qpn = entry.qpn.get(), "a queue pair fails: its bytes did not reach the GPU");
         if let Some(held) = &mut entry.gpu.held {
             held.forget_answers();
@@ -111,7 +112,6 @@ impl Core {
     /// Reclaims a chunk from the queue pair with the most fetches, so that another can fetch. It
     /// fetches the bytes again later.
     fn free_chunks(&mut self) {
-        let count = self.qps.len();
         let spare = |entry: &QueuePair| {
             // A queue pair that waits for a packet's payload sends as soon as it has it: it keeps
             // one.
@@ -124,11 +124,12 @@ impl Core {
                 .saturating_sub(usize::from(waits))
         };
         // Round-robin: begins behind the reclaim cursor, so that it is not always the same.
-        let richest = (1..=count)
-            .map(|step| (self.copy_waits.reclaim_cursor + step) % count)
-            .max_by_key(|index| self.qps[*index].as_deref().map_or(0, spare));
+        let richest = self
+            .qps
+            .indexes_behind(self.copy_waits.reclaim_cursor)
+            .max_by_key(|index| self.qps.get(*index).map_or(0, spare));
         if let Some(index) = richest
-            && let Some(entry) = self.qps[index].as_deref_mut()
+            && let Some(entry) = self.qps.get_mut(index)
             && spare(entry) > 0
             && let Some(prefetches) = &mut entry.gpu.prefetches
         {

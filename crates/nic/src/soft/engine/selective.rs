@@ -11,6 +11,7 @@ use crate::soft::engine::host::{PacketHost, ReceiveSource};
 use crate::soft::engine::packet::port_hint;
 use crate::soft::engine::queue_pair::{Posted, QueuePair};
 use crate::soft::engine::region::Regions;
+use crate::soft::qp_index::QpIndex;
 
 /// Adds the selective acknowledgement of the queue pair to the batch. None leaves while a GPU does
 /// not have all bytes: it covers them, and a later one, or the answer to a probe, says the same.
@@ -45,7 +46,7 @@ impl Core {
     /// Handles a selective acknowledgement; false if the packet is none, or not from the peer.
     pub(crate) fn handle_selective_ack(&mut self, now: Nanos, datagram: &RxDatagram<'_>) -> bool {
         let Some(ack) = SelectiveAck::parse(datagram.bytes) else { return false };
-        let ours = ack.to.get() >> 16 == u32::from(self.slot);
+        let ours = self.qps.owns(ack.to);
         if !ours || !self.presences.is_selective() || (datagram.has_icrc && !self.check_icrc(datagram)) {
             return false;
         }
@@ -64,7 +65,7 @@ impl Core {
         let Some(CongestionNotification { to }) = CongestionNotification::parse(datagram.bytes) else {
             return false;
         };
-        let ours = to.get() >> 16 == u32::from(self.slot);
+        let ours = self.qps.owns(to);
         if !ours || (datagram.has_icrc && !self.check_icrc(datagram)) {
             return false;
         }
@@ -84,15 +85,15 @@ impl Core {
         (entry.schedule.heard, entry.schedule.answered) = (now, true);
         if !entry.schedule.touched {
             entry.schedule.touched = true;
-            self.scheduler.touched.push(to.get() & 0xffff);
+            self.scheduler.touched.push(QpIndex::of(to));
         }
     }
 
     /// A gap may have closed: delivers the packets behind it.
     #[cold]
-    pub(crate) fn deliver_held(&mut self, now: Nanos, index: u32, datagram: &RxDatagram<'_>) {
+    pub(crate) fn deliver_held(&mut self, now: Nanos, index: QpIndex, datagram: &RxDatagram<'_>) {
         loop {
-            let Some(entry) = self.qps.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
+            let Some(entry) = self.qps.get_mut(index) else { return };
             let Some(held) = entry.qp.poll_held() else { return };
             let Posted { receives, srq, xrc, receive_pd, sends, current, .. } = &mut entry.posted;
             let mut host = PacketHost {
@@ -132,7 +133,7 @@ impl Core {
         if !self.presences.is_selective() {
             return;
         }
-        for entry in self.qps.iter_mut().flatten().filter(|entry| entry.peer() == name) {
+        for entry in self.qps.iter_mut().filter(|entry| entry.peer() == name) {
             let is_same = entry.schedule.peer_generation.is_none_or(|known| known == generation);
             let connected = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
             if is_same && connected && entry.qp.service().is_reliable() && entry.route.ring.is_none() {

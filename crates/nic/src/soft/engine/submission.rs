@@ -16,6 +16,7 @@ use crate::soft::engine::host::{PostedReceive, PostedSend};
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::srqs::SrqIndex;
+use crate::soft::qp_index::QpIndex;
 use crate::sync::ring::Ring;
 
 /// Requests that fit between two polls of the engine thread; further ones are posted under the
@@ -133,8 +134,8 @@ impl Core {
     }
 
     /// Requests were posted to a queue pair: it may send.
-    pub(crate) fn note_posted(&mut self, now: Nanos, index: u32) {
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+    pub(crate) fn note_posted(&mut self, now: Nanos, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index) else { return };
         entry.ack.note_posted(now);
         if entry.has_unresolved() {
             self.same_host.unresolved.push(index);

@@ -1,10 +1,12 @@
 //! Timers of an engine.
 
+use crate::soft::qp_index::QpIndex;
+
 /// What a timer of an engine is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     /// Retransmission, and other timeouts of the queue pair with this index.
-    QueuePair(u32),
+    QueuePair(QpIndex),
     /// Timeouts of the connection manager.
     ConnectionManager,
     /// The next snapshot of the totals.

@@ -58,7 +58,7 @@ impl Totals {
             staged: engine.core.regions.staged.clone(),
             fallbacks: engine.link.fallbacks().into_iter().collect(),
             link: engine.link.counters(),
-            queue_pairs: engine.core.qps.iter().flatten().count() as u64,
+            queue_pairs: engine.core.qps.iter().count() as u64,
             cpu_ns: engine.cpu.nanoseconds(),
         }
     }
@@ -83,7 +83,7 @@ impl Core {
     /// Bytes moved, by peer and route.
     fn moved_by_peer(&self) -> HashMap<IpAddr, PathCounters> {
         let mut moved = self.account.moved.clone();
-        for entry in self.qps.iter().flatten() {
+        for entry in self.qps.iter() {
             moved.entry(entry.qp.attr().remote).or_default().add(&entry.tally);
         }
         moved
@@ -98,7 +98,7 @@ impl Core {
             total.placed_bytes += moved.inbound.bytes();
             total.gathered_bytes += moved.outbound.bytes();
         }
-        for entry in self.qps.iter().flatten() {
+        for entry in self.qps.iter() {
             counters::add(&mut total.qps, entry.qp.counters());
         }
         total

@@ -12,6 +12,7 @@ use crate::soft::engine::queue_pair::{QueuePair, next_packet, next_request};
 use crate::soft::engine::region::Regions;
 use crate::soft::engine::selective::{put_congestion_notification, put_selective_ack};
 use crate::soft::local::local_peers::LocalPeers;
+use crate::soft::qp_index::QpIndex;
 use crate::tally::BytePath;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +28,14 @@ impl Core {
     /// Fills the batch from the ready queue pairs; returns whether it is full.
     pub(crate) fn fill(&mut self, now: Nanos) -> bool {
         while let Some(index) = self.scheduler.ready.pop_front() {
-            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            let Some(entry) = self.qps.get_mut(index) else { continue };
             entry.schedule.ready = false;
             match self.turn(now, index, false) {
                 Turn::Done => {}
                 Turn::More => self.make_ready(index),
                 Turn::BatchFull => {
                     // Its turn continues in the next batch.
-                    if let Some(entry) = self.qps[index as usize].as_deref_mut() {
+                    if let Some(entry) = self.qps.get_mut(index) {
                         entry.schedule.ready = true;
                         self.scheduler.ready.push_front(index);
                     }
@@ -61,7 +62,7 @@ impl Core {
                 break;
             };
             self.scheduler.pending_acks.delayed.pop_front();
-            let Some(entry) = self.qps[index as usize].as_deref_mut() else { continue };
+            let Some(entry) = self.qps.get_mut(index) else { continue };
             if due <= now && entry.has_unsent_answers() {
                 entry.ack.note_silence();
             }
@@ -69,8 +70,8 @@ impl Core {
         }
     }
 
-    fn answer(&mut self, now: Nanos, index: u32) {
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return };
+    fn answer(&mut self, now: Nanos, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index) else { return };
         entry.ack.pending = false;
         if !entry.has_unsent_answers() {
             return; // it piggybacked on a request
@@ -82,9 +83,9 @@ impl Core {
     }
 
     /// Lets one queue pair send.
-    fn turn(&mut self, now: Nanos, index: u32, flush: bool) -> Turn {
+    fn turn(&mut self, now: Nanos, index: QpIndex, flush: bool) -> Turn {
         let Self { qps, tx, regions, paths, copy_waits, same_host, .. } = self;
-        let Some(entry) = qps[index as usize].as_deref_mut() else { return Turn::Done };
+        let Some(entry) = qps.get_mut(index) else { return Turn::Done };
         let path = entry.schedule.path;
         let room = path.map_or(0, |path| paths.room(path));
         let shared = path.is_some_and(|path| paths.is_shared(path));
@@ -111,7 +112,7 @@ impl Core {
             Err(fault) => (Turn::More, Some(fault)),
         };
         let turn = self.end_turn(now, index, turn, shared);
-        let Some(entry) = self.qps[index as usize].as_deref_mut() else { return turn };
+        let Some(entry) = self.qps.get_mut(index) else { return turn };
         if let Some(fault) = faulted {
             entry.qp.handle_gather_fault(&fault.transmit, fault.nak);
             self.settle(index);
@@ -129,9 +130,9 @@ impl Core {
     }
 
     /// The packets of a turn are built: markers, delayed ACKs, and the wait for room of the path.
-    fn end_turn(&mut self, now: Nanos, index: u32, turn: Turn, shared: bool) -> Turn {
+    fn end_turn(&mut self, now: Nanos, index: QpIndex, turn: Turn, shared: bool) -> Turn {
         let Self { qps, tx, regions, paths, scheduler, copy_waits, account, .. } = self;
-        let Some(entry) = qps[index as usize].as_deref_mut() else { return turn };
+        let Some(entry) = qps.get_mut(index) else { return turn };
         let mut turn = turn;
         if scheduler.ready.is_empty() {
             tx.show();

@@ -22,6 +22,7 @@ use crate::soft::gpu::copiers::{CopierIndex, Copiers};
 use crate::soft::gpu::standstill::Standstill;
 use crate::soft::gpu::step::{Changing, LateChange, LateCopy, LateStore, Step, What};
 use crate::soft::gpu::target::{AtomicChange, Target};
+use crate::soft::qp_index::QpIndex;
 
 /// How long to wait for a copy when no chunk is free, before bytes go to the heap: most end sooner.
 const SPIN: Duration = Duration::from_micros(50);
@@ -35,7 +36,7 @@ const MOST_LATE: usize = 64 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyOwner {
     /// The index of the queue pair.
-    pub(crate) qp: u32,
+    pub(crate) qp: QpIndex,
     /// The step that its earlier bytes wait for.
     pub(crate) after: u64,
 }
@@ -43,7 +44,7 @@ pub(crate) struct CopyOwner {
 /// Bytes collected for one copy.
 #[derive(Debug)]
 struct StagedRun {
-    qp: Option<u32>,
+    qp: Option<QpIndex>,
     memory: Arc<GpuMemory>,
     copier: Arc<Copier>,
     offset: usize,
@@ -74,7 +75,7 @@ pub(crate) enum StagingError {
 /// The original value of an atomic, for its pending response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changed {
-    pub(crate) qp: u32,
+    pub(crate) qp: QpIndex,
     pub(crate) psn: Psn,
     pub(crate) before: u64,
 }
@@ -95,7 +96,7 @@ pub(crate) struct Staging {
     /// All tickets up to this one are over.
     done: u64,
     /// Queue pairs with a failed copy that are not notified yet.
-    failed: Vec<u32>,
+    failed: Vec<QpIndex>,
     /// Original values of atomics, until their responses take them.
     changed: Vec<Changed>,
 }
@@ -277,7 +278,7 @@ impl Staging {
     }
 
     /// A queue pair whose copy failed: bytes that it accepted have not arrived.
-    pub(crate) fn take_failed(&mut self) -> Option<u32> {
+    pub(crate) fn take_failed(&mut self) -> Option<QpIndex> {
         self.failed.pop()
     }
 
@@ -306,7 +307,7 @@ impl Staging {
 
     /// The queue pair is destroyed or reset: its failures are not reported, and its pending steps
     /// are cancelled.
-    pub(crate) fn forget_owner(&mut self, qp: u32) {
+    pub(crate) fn forget_owner(&mut self, qp: QpIndex) {
         self.flush();
         self.cancel_all_of(qp);
         self.steps.iter_mut().filter(|step| step.qp == Some(qp)).for_each(|step| step.qp = None);
@@ -403,13 +404,13 @@ impl Staging {
 
     /// The queue pair's bytes have not arrived. The steps behind them, which signal them, must not
     /// run either.
-    fn fail(&mut self, qp: Option<u32>) {
+    fn fail(&mut self, qp: Option<QpIndex>) {
         let Some(qp) = qp else { return };
         self.failed.push(qp);
         self.cancel_all_of(qp);
     }
 
-    fn cancel_all_of(&mut self, qp: u32) {
+    fn cancel_all_of(&mut self, qp: QpIndex) {
         for at in 0..self.steps.len() {
             if self.steps[at].qp == Some(qp) {
                 self.cancel(at);

@@ -13,6 +13,7 @@ use crate::soft::gpu::copier::{Copier, CopyWork, Copying, Job};
 use crate::soft::gpu::staging::StepError;
 use crate::soft::gpu::standstill::Standstill;
 use crate::soft::gpu::target::{AtomicChange, Target};
+use crate::soft::qp_index::QpIndex;
 
 /// Stores of one message are joined up to this many bytes.
 const MOST_JOINED: usize = 256 << 10;
@@ -21,7 +22,7 @@ const MOST_JOINED: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Step {
     /// The index of the queue pair, as long as it exists.
-    pub(crate) qp: Option<u32>,
+    pub(crate) qp: Option<QpIndex>,
     pub(crate) since: Instant,
     pub(crate) what: What,
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use nobounce_protocol::wire::Qpn;
 
-use crate::links::Link;
 use crate::links::rings::PeerRing;
+use crate::links::{Link, slot_of};
 use crate::soft::local::local_peers::LocalPeers;
 
 /// The receiving process of a datagram: its address, and its slot, which is the high byte of its QP
@@ -79,8 +79,7 @@ impl Routes {
 
 /// The process that owns the queue pair of that number at that address.
 pub(crate) fn addressee(addr: IpAddr, qpn: Qpn) -> Addressee {
-    let [_, slot, ..] = qpn.get().to_be_bytes();
-    (addr, slot)
+    (addr, slot_of(qpn))
 }
 
 #[cfg(test)]

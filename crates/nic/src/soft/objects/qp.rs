@@ -23,8 +23,8 @@ use crate::soft::engine::scatter::RequestBytes;
 use crate::soft::engine::submission::{Submission, WorkQueues};
 use crate::soft::engine::{Answers, Engine};
 use crate::soft::error::CreateQpError;
+use crate::soft::limits::RESPONDER_RESOURCES;
 use crate::soft::limits::{CountGuard, DeviceLimits};
-use crate::soft::limits::{MAX_QPS, RESPONDER_RESOURCES};
 use crate::soft::objects::cq::Cq;
 use crate::soft::objects::device::{Pd, PdUse, Shared};
 use crate::soft::objects::srq::Srq;
@@ -32,6 +32,7 @@ use crate::soft::objects::xrc::XrcDomain;
 use crate::soft::progress::handle::Resident;
 use crate::soft::progress::mode::Mode;
 use crate::soft::progress::set::CqUse;
+use crate::soft::qp_index::QpIndex;
 use crate::work::{QpLimits, RecvRequest, SendRequest};
 
 /// Why a queue pair could not be modified.
@@ -121,8 +122,8 @@ impl Qp {
             handle.waker.ask_to_watch();
         }
         let mut engine = handle.lock().ok_or(CreateQpError::Forked)?;
-        let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
-        let qpn = engine.core.qpn(index);
+        let index = engine.core.qps.allocate().ok_or(CreateQpError::TooMany)?;
+        let qpn = engine.core.qps.qpn(index);
         let config = QpConfig {
             service,
             qpn,
@@ -141,7 +142,7 @@ impl Qp {
         }
         entry.posted.send_depth = limits.send_depth;
         let work_queues = entry.posted.work_queues.clone();
-        engine.core.qps[index as usize] = Some(Box::new(entry));
+        engine.core.qps.insert(index, entry);
         if service == Service::Ud {
             // Datagrams have any destination: all datagrams of a device share one path from now on.
             engine.change_path(index);
@@ -174,8 +175,8 @@ impl Qp {
         domain.device.listen()?;
         let handle = shared.engines.first().clone().settle_in(false);
         let mut engine = handle.lock().ok_or(CreateQpError::Forked)?;
-        let index = engine.core.allocate(MAX_QPS).ok_or(CreateQpError::TooMany)?;
-        let qpn = engine.core.qpn(index);
+        let index = engine.core.qps.allocate().ok_or(CreateQpError::TooMany)?;
+        let qpn = engine.core.qps.qpn(index);
         let service = Service::XrcTarget;
         let port_mtu = domain.device.max_mtu();
         let config = QpConfig {
@@ -192,7 +193,7 @@ impl Qp {
         let mut entry = QueuePair::new(qpn, ProtocolQp::new(config), 0, cqs.0, cqs.1);
         entry.posted.xrc = Some(XrcTarget { domain: domain.id, current: None, cqs: VecDeque::new() });
         let work_queues = entry.posted.work_queues.clone();
-        engine.core.qps[index as usize] = Some(Box::new(entry));
+        engine.core.qps.insert(index, entry);
         drop(engine);
         let none = QpLimits {
             send_depth: 0,
@@ -262,7 +263,7 @@ impl Qp {
     /// a second, while the device is driven; see [`path_mtu`](Self::path_mtu).
     pub fn probe_path(&self) {
         let Some(mut engine) = self.handle.lock() else { return };
-        engine.core.probe_path(now_ns(), self.qpn.get() & 0xffff);
+        engine.core.probe_path(now_ns(), QpIndex::of(self.qpn));
         engine.transmit(now_ns(), Answers::Travelling);
         self.handle.let_go(engine);
     }
@@ -298,7 +299,7 @@ impl Qp {
     }
 
     fn modify_locked(&self, engine: &mut Engine, attr: &QpAttr) -> Result<(), ModifyError> {
-        let index = self.qpn.get() & 0xffff;
+        let index = QpIndex::of(self.qpn);
         let Some(entry) = engine.core.entry(self.qpn) else { return Ok(()) };
         let open = entry.qp.has_open_receive();
         entry.qp.modify(attr)?;
@@ -469,7 +470,7 @@ impl Qp {
     #[inline]
     fn start_posted(&self, mut engine: MutexGuard<'_, Engine>) {
         let now = now_ns();
-        engine.core.note_posted(now, self.qpn.get() & 0xffff);
+        engine.core.note_posted(now, QpIndex::of(self.qpn));
         self.handle.start(engine, now);
     }
 
@@ -499,7 +500,7 @@ impl Qp {
             self.work_queues.receives.give_back();
         }
         let mut engine = self.handle.lock().ok_or(PostError::State(QpState::Error))?;
-        let index = self.qpn.get() & 0xffff;
+        let index = QpIndex::of(self.qpn);
         let Some(entry) = engine.core.entry(self.qpn) else { return Err(PostError::State(QpState::Reset)) };
         if entry.qp.state() == QpState::Reset {
             return Err(PostError::State(QpState::Reset));
@@ -547,7 +548,7 @@ impl Submitter<'_> {
         let mut engine = qp.handle.lock().ok_or(PostError::State(QpState::Error))?;
         let Some(entry) = engine.core.entry(qp.qpn) else { return Err(PostError::State(QpState::Reset)) };
         qp.post_locked(entry, request)?;
-        engine.core.note_posted(now_ns(), qp.qpn.get() & 0xffff);
+        engine.core.note_posted(now_ns(), QpIndex::of(qp.qpn));
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use nobounce_protocol::timing::Nanos;
 
 use crate::process::cpu::has_many_cpus;
+use crate::soft::qp_index::QpIndex;
 
 /// This many requests in a row that follow the peer's make a ping-pong pattern.
 const PING_PONG: u8 = 4;
@@ -36,9 +37,9 @@ static ACK_DELAY: LazyLock<AckDelay> = LazyLock::new(|| {
 #[derive(Debug, Default)]
 pub(crate) struct PendingAcks {
     /// Until no more urgent packet is pending.
-    pub(crate) soon: VecDeque<u32>,
+    pub(crate) soon: VecDeque<QpIndex>,
     /// Until the given time, earliest first.
-    pub(crate) delayed: VecDeque<(Nanos, u32)>,
+    pub(crate) delayed: VecDeque<(Nanos, QpIndex)>,
 }
 
 /// What a queue pair knows about the timing of its peer's requests and its own.
@@ -81,7 +82,7 @@ impl AckTiming {
     /// In a ping-pong pattern the ACK waits briefly for the next request. A peer that polls for the
     /// request gets the ACK with it. Its application may poll memory only, without a call that
     /// would receive a separate ACK.
-    pub(crate) fn delay(&mut self, now: Nanos, index: u32, wire: bool, pending_acks: &mut PendingAcks) {
+    pub(crate) fn delay(&mut self, now: Nanos, index: QpIndex, wire: bool, pending_acks: &mut PendingAcks) {
         if self.pending {
             return;
         }
@@ -111,7 +112,7 @@ mod tests {
     fn delay(ack: &mut AckTiming, now: Nanos) -> Option<Nanos> {
         let mut pending_acks = PendingAcks::default();
         ack.pending = false;
-        ack.delay(now, 2, true, &mut pending_acks);
+        ack.delay(now, QpIndex::new(2), true, &mut pending_acks);
         assert_eq!(pending_acks.soon.len() + pending_acks.delayed.len(), 1);
         pending_acks.delayed.front().map(|(due, _)| due - now)
     }

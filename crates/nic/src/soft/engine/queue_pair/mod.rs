@@ -1,6 +1,5 @@
 //! One queue pair: its protocol state, and in named parts what the engine keeps beside it.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use nobounce_protocol::qp::Qp as ProtocolQp;
@@ -9,6 +8,8 @@ use nobounce_protocol::wire::Qpn;
 
 use crate::soft::engine::cq_state::CqInner;
 use crate::soft::engine::memory_windows::Accessor;
+use crate::soft::local::routes::{Addressee, addressee};
+use crate::soft::qp_index::QpIndex;
 use crate::tally::PathCounters;
 
 mod ack_delay;
@@ -73,15 +74,14 @@ impl QueuePair {
     }
 
     /// Its index in the device's table.
-    pub(crate) fn index(&self) -> u32 {
-        self.qpn.get() & 0xffff
+    pub(crate) fn index(&self) -> QpIndex {
+        QpIndex::of(self.qpn)
     }
 
-    /// Its destination: the high byte of the 24-bit QP number is the slot of the owning process.
-    pub(crate) fn peer(&self) -> (IpAddr, u8) {
+    /// The process of its destination.
+    pub(crate) fn peer(&self) -> Addressee {
         let attr = self.qp.attr();
-        let [_, slot, ..] = attr.dest_qpn.get().to_be_bytes();
-        (attr.remote, slot)
+        addressee(attr.remote, attr.dest_qpn)
     }
 
     /// Packets in its turn; `shared`: other queue pairs use the same route.
