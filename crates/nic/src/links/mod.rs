@@ -37,7 +37,8 @@ pub use choice::{LinkChoice, UnknownLink};
 pub(crate) use icrc_writers::IcrcWriters;
 pub use open_error::{Holder, OpenError};
 pub use packet_writer::{PacketDestination, PacketShape, PacketSpace, PayloadSource};
-pub(crate) use slot::slot_of;
+pub use slot::PeerName;
+pub(crate) use slot::{peer_name, slot_of};
 pub use wire_packets::TxPacket;
 
 use std::fmt;
@@ -150,7 +151,7 @@ pub enum MadOwner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departed {
     /// Its address and slot.
-    pub peer: (IpAddr, u8),
+    pub peer: PeerName,
     /// Its process exited without a goodbye.
     pub died: bool,
 }

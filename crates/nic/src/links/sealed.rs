@@ -19,7 +19,7 @@ use nobounce_protocol::seal::{
 use nobounce_protocol::timing::{Nanos, SECOND};
 use nobounce_protocol::wire::Qpn;
 
-use super::slot::slot_of;
+use super::slot::{PeerName, slot_of};
 use super::wire_packets::{LEAD, SLAB, SLOT_BYTE};
 use super::{Capabilities, Link, MAX_PACKET, MadOwner, OpenError, RxDatagram, TxBatch, TxPacket, now_ns};
 
@@ -60,7 +60,7 @@ impl SealKeys {
 /// A packet that waits for the session of its peer.
 #[derive(Debug)]
 struct WaitingPacket {
-    peer: (IpAddr, u8),
+    peer: PeerName,
     to: Qpn,
     packet: TxPacket,
     bytes: Vec<u8>,

@@ -33,7 +33,7 @@ use super::batch::MAX_PACKET;
 use super::rings::{PeerRing, rendezvous, ring};
 use super::unix::{self, Accepted, Listener};
 use super::wire_packets::SLOT_BYTE;
-use super::{Arrival, Capabilities, Departed, Doorbells, Link, OpenError, RxDatagram, TxBatch};
+use super::{Arrival, Capabilities, Departed, Doorbells, Link, OpenError, PeerName, RxDatagram, TxBatch};
 use crate::links::rings::exports::ExportedFiles;
 use crate::links::rings::rendezvous::{Came, RingHello};
 use crate::links::rings::ring::{Label, RingError, RingMemory, RingPacket, RingReader};
@@ -62,7 +62,7 @@ const MOST_RINGS: usize = 256;
 /// A same-host peer that we write to.
 #[derive(Debug)]
 struct OutgoingRing {
-    to: (IpAddr, u8),
+    to: PeerName,
     ring: Arc<PeerRing>,
     connection: Arc<NotInherited>,
     /// Packets were written since the last publish.
@@ -283,7 +283,7 @@ impl<L: Link> ShmLink<L> {
 
     /// Index of the ring to that peer.
     #[inline]
-    fn find(&mut self, to: (IpAddr, u8)) -> Option<usize> {
+    fn find(&mut self, to: PeerName) -> Option<usize> {
         if self.outgoing.get(self.last).is_some_and(|outgoing| outgoing.to == to) {
             return Some(self.last);
         }

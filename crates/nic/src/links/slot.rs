@@ -31,6 +31,15 @@ const LONGEST_TURN: Duration = Duration::from_millis(50);
 /// First message on a connection between slots; the sender's slot follows.
 const GREETING: [u8; 4] = *b"nbg1";
 
+/// A device among the peers: its address and slot.
+pub type PeerName = (IpAddr, u8);
+
+/// The device that has the queue pair of this number at that address.
+#[inline]
+pub(crate) const fn peer_name(addr: IpAddr, qpn: Qpn) -> PeerName {
+    (addr, slot_of(qpn))
+}
+
 /// The slot of the device that has the queue pair of this number.
 #[inline]
 pub(crate) const fn slot_of(qpn: Qpn) -> u8 {

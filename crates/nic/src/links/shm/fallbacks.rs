@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
+use crate::links::PeerName;
+
 /// Maximum number of reasons kept: bounds memory against made-up peers.
 const MOST: usize = 32;
 
@@ -20,7 +22,7 @@ impl Fallbacks {
 
     /// One peer could not be reached. For a peer on another machine this is expected and not
     /// recorded.
-    pub(super) fn with_one(&mut self, local: IpAddr, (remote, slot): (IpAddr, u8), error: &io::Error) {
+    pub(super) fn with_one(&mut self, local: IpAddr, (remote, slot): PeerName, error: &io::Error) {
         let absent = matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::ENOENT));
         if !absent {
             let reason = format!("no shared memory with slot {slot} of {remote}, packets take UDP: {error}");
@@ -37,7 +39,7 @@ impl Fallbacks {
     }
 
     /// A peer lives, and does not read the ring that it was given.
-    pub(super) fn refused_by(&mut self, (remote, slot): (IpAddr, u8)) {
+    pub(super) fn refused_by(&mut self, (remote, slot): PeerName) {
         let reason = format!(
             "no shared memory with slot {slot} of {remote}, packets take UDP: it refused the ring (no descriptor left, or another version of nobounce)"
         );

@@ -48,7 +48,7 @@ use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Malformed, Marker, Parsed, Qpn, Service};
 
 use crate::links::OpenError;
-use crate::links::{Arrival, IcrcWriters, Link, RxDatagram, TxBatch, now_ns};
+use crate::links::{Arrival, IcrcWriters, Link, RxDatagram, TxBatch, now_ns, peer_name};
 use crate::process::cpu::ThreadClock;
 use crate::soft::counters;
 use crate::soft::engine::gsi::Gsi;
@@ -70,7 +70,6 @@ use crate::soft::engine::submission::Submissions;
 use crate::soft::engine::timer::Timer;
 use crate::soft::events::event::{AsyncEvent, Events};
 use crate::soft::limits::RESPONDER_RESOURCES;
-use crate::soft::local::routes::addressee;
 use crate::soft::qp_index::QpIndex;
 use crate::sync::spin::AdaptiveSpin;
 use crate::sync::spin::CALLER_SPIN_NS;
@@ -540,7 +539,7 @@ impl Core {
         }
         if !marker.returns {
             if self.markers.returns.len() < MAX_RETURNS {
-                self.markers.senders.expect(addressee(datagram.src, marker.from));
+                self.markers.senders.expect(peer_name(datagram.src, marker.from));
                 self.markers.returns.push((datagram.src, marker.returned()));
             }
         } else if let Some(entry) = self.entry(marker.to) {

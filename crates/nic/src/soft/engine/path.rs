@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::links::PeerName;
 use crate::soft::qp_index::QpIndex;
 
 /// Bytes in flight to one socket. Small enough to stay in the receiver's cache and buffer, large
@@ -64,17 +65,17 @@ impl Default for NetworkPath {
 
 /// Number of engines of one device that send to each socket.
 #[derive(Debug, Default)]
-pub(crate) struct Sharers(Mutex<HashMap<(IpAddr, u8), Arc<AtomicU64>>>);
+pub(crate) struct Sharers(Mutex<HashMap<PeerName, Arc<AtomicU64>>>);
 
 impl Sharers {
-    fn join(&self, to: (IpAddr, u8)) -> Arc<AtomicU64> {
+    fn join(&self, to: PeerName) -> Arc<AtomicU64> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = all.entry(to).or_default();
         count.fetch_add(1, Ordering::Relaxed);
         count.clone()
     }
 
-    fn leave(&self, to: (IpAddr, u8)) {
+    fn leave(&self, to: PeerName) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get(&to)
             && count.fetch_sub(1, Ordering::Relaxed) == 1
@@ -92,7 +93,7 @@ impl NetworkPath {
 
 #[derive(Debug, Default)]
 pub(crate) struct NetworkPaths {
-    index: HashMap<(IpAddr, u8), usize>,
+    index: HashMap<PeerName, usize>,
     paths: Vec<NetworkPath>,
     free: Vec<usize>,
     sharers: Option<Arc<Sharers>>,

@@ -14,10 +14,9 @@ use nobounce_protocol::qp::Mtu;
 use nobounce_protocol::timing::{MILLISECOND, Nanos};
 use nobounce_protocol::wire::{ICRC_LEN, Presence, Qpn};
 
-use crate::links::TxBatch;
+use crate::links::{PeerName, TxBatch};
 use crate::process::random::random_u32;
 use crate::soft::engine::Core;
-use crate::soft::engine::presence::PeerName;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
 use crate::soft::qp_index::QpIndex;

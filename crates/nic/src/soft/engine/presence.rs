@@ -22,14 +22,13 @@ use nobounce_protocol::qp::QpState;
 use nobounce_protocol::timing::{MILLISECOND, Nanos};
 use nobounce_protocol::wire::{Capabilities, Presence, Qpn};
 
-use crate::links::{RxDatagram, TxBatch, slot_of};
+use crate::links::{PeerName, RxDatagram, TxBatch, peer_name};
 use crate::process::random::random_u32;
 use crate::soft::config::{Config, Retransmit};
 use crate::soft::engine::Core;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
 use crate::soft::limits::RESPONDER_RESOURCES;
-use crate::soft::local::routes::Addressee;
 use crate::soft::qp_index::QpIndex;
 
 /// Intervals of silence after which a peer is dead.
@@ -56,9 +55,6 @@ impl PresenceConfig {
         Self { keep_alive: config.keep_alive, selective: config.retransmit == Retransmit::Auto }
     }
 }
-
-/// A peer: its address and slot.
-pub(super) type PeerName = Addressee;
 
 #[derive(Debug)]
 struct KnownPeer {
@@ -279,10 +275,10 @@ impl Core {
             // A peer that was connected first asks before our end is: it asks again.
             return !presence.is_answer;
         }
-        let slot = slot_of(presence.from);
+        let name = peer_name(from, presence.from);
         let is_selective = presence.capabilities & Capabilities::SELECTIVE != 0;
         if !presence.is_answer {
-            if let Some(peer) = self.presences.peers.get_mut(&(from, slot)) {
+            if let Some(peer) = self.presences.peers.get_mut(&name) {
                 // It lives, and knows us now.
                 peer.heard = now;
                 if peer.generation.is_none() {
@@ -300,11 +296,11 @@ impl Core {
             }
             return true;
         }
-        if self.path_probes.hear((from, slot), presence.nonce) {
+        if self.path_probes.hear(name, presence.nonce) {
             return true;
         }
         let has_interval = self.presences.interval.is_some();
-        let Some(peer) = self.presences.peers.get_mut(&(from, slot)) else { return false };
+        let Some(peer) = self.presences.peers.get_mut(&name) else { return false };
         if peer.nonce != presence.nonce || presence.capabilities & Capabilities::KEEP_ALIVE == 0 {
             return false;
         }
@@ -314,7 +310,7 @@ impl Core {
         }
         let mut stale = false;
         let has_resources = presence.capabilities & Capabilities::RESPONDER_RESOURCES != 0;
-        for entry in self.qps.iter_mut().filter(|entry| entry.peer() == (from, slot)) {
+        for entry in self.qps.iter_mut().filter(|entry| entry.peer() == name) {
             let known = entry.schedule.peer_generation.get_or_insert(presence.generation);
             if *known != presence.generation {
                 if has_interval {
@@ -332,7 +328,7 @@ impl Core {
             }
         }
         if is_selective {
-            self.retransmit_selectively(now, (from, slot), presence.generation);
+            self.retransmit_selectively(now, name, presence.generation);
         }
         if stale {
             tracing::warn!(peer = %from, "its device was opened anew: queue pairs to the old one end in error");

@@ -5,7 +5,7 @@ use nobounce_protocol::qp::{Handled, IpOptions, QpState};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{CongestionNotification, Qpn, SelectiveAck};
 
-use crate::links::{Arrival, RxDatagram, TxBatch};
+use crate::links::{Arrival, PeerName, RxDatagram, TxBatch};
 use crate::soft::engine::Core;
 use crate::soft::engine::host::{PacketHost, ReceiveSource};
 use crate::soft::engine::packet::port_hint;
@@ -124,12 +124,7 @@ impl Core {
     }
 
     /// A peer announced that it retransmits selectively, in this generation of its device.
-    pub(crate) fn retransmit_selectively(
-        &mut self,
-        now: Nanos,
-        name: (std::net::IpAddr, u8),
-        generation: u64,
-    ) {
+    pub(crate) fn retransmit_selectively(&mut self, now: Nanos, name: PeerName, generation: u64) {
         if !self.presences.is_selective() {
             return;
         }

@@ -1,18 +1,11 @@
 //! Routes of datagrams: each datagram names its receiver, and same-host receivers may have a ring.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use nobounce_protocol::wire::Qpn;
-
 use crate::links::rings::PeerRing;
-use crate::links::{Link, slot_of};
+use crate::links::{Link, PeerName};
 use crate::soft::local::local_peers::LocalPeers;
-
-/// The receiving process of a datagram: its address, and its slot, which is the high byte of its QP
-/// numbers.
-pub(crate) type Addressee = (IpAddr, u8);
 
 /// Receivers remembered. Beyond that all are dropped and resolved again: the link still knows its
 /// peers.
@@ -21,16 +14,16 @@ const MOST: usize = 1024;
 /// The receivers of datagrams, and the ring to each, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
-    known: HashMap<Addressee, Option<Arc<PeerRing>>>,
+    known: HashMap<PeerName, Option<Arc<PeerRing>>>,
     /// The receiver of the last packet.
-    last: Option<Addressee>,
+    last: Option<PeerName>,
     /// Unresolved peers: resolved before the first packet to them is built.
-    unresolved_peers: Vec<Addressee>,
+    unresolved_peers: Vec<PeerName>,
 }
 
 impl Routes {
     /// A packet will be sent there.
-    pub(crate) fn expect(&mut self, to: Addressee) {
+    pub(crate) fn expect(&mut self, to: PeerName) {
         if self.last != Some(to) && !self.known.contains_key(&to) && !self.unresolved_peers.contains(&to) {
             self.unresolved_peers.push(to);
         }
@@ -50,7 +43,7 @@ impl Routes {
     }
 
     /// Records the route: a ring, or the link's default.
-    fn learn(&mut self, to: Addressee, ring: Option<Arc<PeerRing>>) {
+    fn learn(&mut self, to: PeerName, ring: Option<Arc<PeerRing>>) {
         if self.known.len() >= MOST {
             self.known.clear();
             self.last = None;
@@ -59,7 +52,7 @@ impl Routes {
     }
 
     /// The next packet goes there: returns its route, unless the last packet had the same receiver.
-    pub(crate) fn turn_to(&mut self, to: Addressee) -> Option<Option<Arc<PeerRing>>> {
+    pub(crate) fn turn_to(&mut self, to: PeerName) -> Option<Option<Arc<PeerRing>>> {
         if self.last == Some(to) {
             return None;
         }
@@ -69,7 +62,7 @@ impl Routes {
 
     /// Its ring is closed; returns whether it was known. The next datagram resolves the receiver
     /// again.
-    pub(crate) fn forget(&mut self, gone: Addressee) -> bool {
+    pub(crate) fn forget(&mut self, gone: PeerName) -> bool {
         if self.last == Some(gone) {
             self.last = None;
         }
@@ -77,20 +70,20 @@ impl Routes {
     }
 }
 
-/// The process that owns the queue pair of that number at that address.
-pub(crate) fn addressee(addr: IpAddr, qpn: Qpn) -> Addressee {
-    (addr, slot_of(qpn))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use nobounce_protocol::wire::Qpn;
+
     use super::*;
+    use crate::links::peer_name;
 
     #[test]
     fn each_receiver_is_asked_for_once_and_again_when_it_went() {
         let mut routes = Routes::default();
         let [one, other] =
-            [0x01_0001, 0x02_0001].map(|qpn| addressee(IpAddr::from([127, 0, 0, 1]), Qpn::new(qpn)));
+            [0x01_0001, 0x02_0001].map(|qpn| peer_name(IpAddr::from([127, 0, 0, 1]), Qpn::new(qpn)));
         assert_eq!((one.1, other.1), (1, 2));
         for to in [one, other, one] {
             routes.expect(to);

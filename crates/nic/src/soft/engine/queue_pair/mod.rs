@@ -6,9 +6,9 @@ use nobounce_protocol::qp::Qp as ProtocolQp;
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::Qpn;
 
+use crate::links::{PeerName, peer_name};
 use crate::soft::engine::cq_state::CqInner;
 use crate::soft::engine::memory_windows::Accessor;
-use crate::soft::local::routes::{Addressee, addressee};
 use crate::soft::qp_index::QpIndex;
 use crate::tally::PathCounters;
 
@@ -78,10 +78,10 @@ impl QueuePair {
         QpIndex::of(self.qpn)
     }
 
-    /// The process of its destination.
-    pub(crate) fn peer(&self) -> Addressee {
+    /// The device of its destination.
+    pub(crate) fn peer(&self) -> PeerName {
         let attr = self.qp.attr();
-        addressee(attr.remote, attr.dest_qpn)
+        peer_name(attr.remote, attr.dest_qpn)
     }
 
     /// Packets in its turn; `shared`: other queue pairs use the same route.

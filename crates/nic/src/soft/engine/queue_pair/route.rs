@@ -9,8 +9,9 @@ use nobounce_protocol::wire::{Header, Marker, Qpn, Service};
 
 use super::QueuePair;
 use crate::links::rings::PeerRing;
+use crate::links::{PeerName, peer_name};
 use crate::soft::local::local_peers::LocalPeers;
-use crate::soft::local::routes::{Routes, addressee};
+use crate::soft::local::routes::Routes;
 
 /// The ring of its next packet, and for UD the routes of its datagrams.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ impl QueuePair {
     #[inline]
     pub(crate) fn note_addressee(&mut self, to: &Datagram) {
         if let Some(routes) = &mut self.route.routes {
-            routes.expect(addressee(to.remote, to.dest_qpn));
+            routes.expect(peer_name(to.remote, to.dest_qpn));
         }
     }
 
@@ -54,14 +55,14 @@ impl QueuePair {
     /// A packet of an unreliable service is about to be built: a datagram takes the route to its
     /// receiver.
     pub(crate) fn choose_route(&mut self, header: &Header) {
-        let to = addressee(*self.qp.destination(), header.dest_qpn);
+        let to = peer_name(*self.qp.destination(), header.dest_qpn);
         if let Some(way) = self.route.routes.as_mut().and_then(|routes| routes.turn_to(to)) {
             self.route.ring = way;
         }
     }
 
     /// The peer's ring is closed: packets to it need an ICRC again.
-    pub(crate) fn part_with(&mut self, gone: (IpAddr, u8)) {
+    pub(crate) fn part_with(&mut self, gone: PeerName) {
         let was_ours = match &mut self.route.routes {
             Some(routes) => routes.forget(gone),
             None => self.peer() == gone,
