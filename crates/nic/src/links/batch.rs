@@ -2,7 +2,7 @@
 //! rings.
 
 use std::borrow::Cow;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nobounce_memory::Sink;
@@ -23,9 +23,6 @@ const MAX_PACKETS: usize = 1024;
 pub const MAX_PACKET: usize = MAX_GROUP;
 /// The longest packet of the protocol: headers, the largest path MTU, ICRC.
 const LARGEST_ROCE_PACKET: usize = 40 + 4096 + ICRC_LEN;
-
-/// A ring needs no address.
-const ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// A reusable batch of packets.
 #[derive(Debug)]
@@ -84,14 +81,6 @@ impl TxBatch {
             self.spilled = true;
         }
         let reserved = self.wire.begin(to, shape, payload)?;
-        Some(self.space(reserved))
-    }
-
-    /// Space for a run of packets, with one header and one ICRC; only in a ring with room.
-    pub fn begin_run(&mut self, ring: &Arc<PeerRing>, shape: PacketShape) -> Option<PacketSpace<'_>> {
-        let to = PacketDestination { addr: &ANY, port_hint: 0, ecn: false, ring: Some(ring) };
-        let takes = !self.spilled && self.fits(shape.len);
-        let reserved = takes.then(|| self.rings.begin(&to, shape, PayloadSource::Copy)).flatten()?;
         Some(self.space(reserved))
     }
 

@@ -45,6 +45,9 @@ pub enum PayloadSource<'a> {
     Copy,
     /// It is taken from a chunk, in place. On the wire the packet's space is for the headers, the
     /// padding and the ICRC; in a ring for the headers only.
+    ///
+    /// On the wire the chunk may hold the whole packet, all but the ICRC written: then the space is
+    /// empty.
     Chunk {
         /// The chunk.
         chunk: &'a SharedChunk,
@@ -53,9 +56,6 @@ pub enum PayloadSource<'a> {
         /// Bytes of the payload.
         len: usize,
     },
-    /// The whole packet lies in a chunk from this offset on; the caller has written all but the
-    /// ICRC. There is no space to be filled.
-    Built(&'a SharedChunk, usize),
 }
 
 /// The space of a packet, to be filled but for the ICRC. It has stale contents.

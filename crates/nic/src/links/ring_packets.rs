@@ -88,14 +88,14 @@ impl PacketWriter for RingPackets {
         let ring = self.turn_to(to.ring?)?;
         let (len, leased) = match payload {
             PayloadSource::Copy => (shape.len, None),
-            PayloadSource::Chunk { chunk, at, .. } => {
-                if at + (shape.len - shape.head) > chunk.len() {
+            PayloadSource::Chunk { chunk, at, len } => {
+                let is_whole = len == shape.len;
+                if is_whole || at + (shape.len - shape.head) > chunk.len() {
                     return None;
                 }
                 let (file, offset) = ring.lease(chunk, at)?;
                 (shape.head, Some((file, offset, chunk.clone())))
             }
-            PayloadSource::Built(..) => return None,
         };
         let start = ring.reserve(len)?;
         if leased.is_none() {

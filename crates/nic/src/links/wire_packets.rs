@@ -128,15 +128,22 @@ struct SegmentGroup {
     bytes: usize,
 }
 
-/// A payload outside the slab: bytes that the GPU's copy engine wrote to a chunk, sent from there.
-/// They stay unchanged while the batch holds the chunk.
+/// A payload outside the slab, or a whole packet: bytes that the GPU's copy engine wrote to a
+/// chunk, sent from there. They stay unchanged while the batch holds the chunk.
 #[derive(Clone, Debug)]
 struct Outside {
     /// Index of the chunk in the batch.
     chunk: usize,
     range: Range<usize>,
-    /// Header bytes before it. `None`: the range is the whole packet.
-    head: Option<usize>,
+    /// Header bytes in the slab before a payload.
+    head: usize,
+}
+
+impl Outside {
+    /// Whether it is the whole packet, which has this length.
+    fn is_whole(&self, len: usize) -> bool {
+        self.range.len() == len
+    }
 }
 
 /// A packet begun and not yet committed.
@@ -282,7 +289,7 @@ impl WirePackets {
         sealed
     }
 
-    fn push_outside(&mut self, chunk: &SharedChunk, range: Range<usize>, head: Option<usize>) {
+    fn push_outside(&mut self, chunk: &SharedChunk, range: Range<usize>, head: usize) {
         if self.chunks.last().is_none_or(|last| last.as_ptr() != chunk.as_ptr()) {
             self.chunks.push(chunk.clone());
         }
@@ -388,10 +395,12 @@ impl WirePackets {
     pub(super) fn parts(&self, packet: &TxPacket) -> [&[u8]; 3] {
         let outside = packet.outside.and_then(|index| self.outside.get(usize::from(index)));
         let Some(outside) = outside else { return [&self.slab[packet.range()], &[], &[]] };
-        let Some(head) = outside.head else { return [self.payload(outside), &[], &[]] };
+        if outside.is_whole(packet.len as usize) {
+            return [self.payload(outside), &[], &[]];
+        }
         let start = packet.start as usize;
         let end = start + packet.len as usize - outside.range.len();
-        let (head, tail) = self.slab[start..end].split_at(head);
+        let (head, tail) = self.slab[start..end].split_at(outside.head);
         [head, self.payload(outside), tail]
     }
 
@@ -452,7 +461,7 @@ impl WirePackets {
                 continue;
             }
             let away = packet.outside.and_then(|at| self.outside.get(usize::from(at)));
-            if let Some(outside) = away.filter(|outside| outside.head.is_none()) {
+            if let Some(outside) = away.filter(|outside| outside.is_whole(len)) {
                 if let Some(icrc) = self.payload(outside).last_chunk().filter(|_| packet.dst.is_ipv4()) {
                     let crc = icrc::change_id(u32::from_le_bytes(*icrc), len - ICRC_LEN, packet.ip_id, 0);
                     self.write_icrc(outside, crc.to_le_bytes());
@@ -541,13 +550,8 @@ impl PacketWriter for WirePackets {
             PayloadSource::Copy => len,
             PayloadSource::Chunk { chunk, at, len: payload } => {
                 debug_assert!(at + payload <= chunk.len());
-                self.push_outside(chunk, at..at + payload, Some(shape.head));
+                self.push_outside(chunk, at..at + payload, shape.head);
                 len.checked_sub(payload)?
-            }
-            PayloadSource::Built(chunk, start) => {
-                debug_assert!(start + len <= chunk.len());
-                self.push_outside(chunk, start..start + len, None);
-                0
             }
         };
         let destination = Destination::new(to.addr, self.port(to), self.ip_options);

@@ -16,7 +16,7 @@ use nobounce_memory::HostBuffer;
 use nobounce_nic::links::rings::PeerRing;
 use nobounce_nic::links::shm::ShmLink;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
-use nobounce_nic::links::{Link, PacketShape, TxBatch};
+use nobounce_nic::links::{Link, PacketDestination, PacketShape, PayloadSource, TxBatch};
 use nobounce_nic::soft::{Cq, LinkChoice, Mr, Pd, Qp, QpInit};
 use nobounce_nic::work::{
     Mtu, Operation, Psn, QpAttr, QpLimits, QpState, Qpn, RecvRequest, Remote, SendRequest, Service, Sge,
@@ -85,12 +85,14 @@ impl Ring {
         let ring = rings.entry(slot).or_insert_with(|| link.peer_ring(*to, slot).unwrap());
         until("room in the ring", || {
             let shape = PacketShape { len: bytes.len(), head: 12, packets };
-            let space = batch.begin_run(ring, shape);
-            let said = space.is_some();
+            let to = PacketDestination { addr: to, port_hint: 0, ecn: false, ring: Some(ring) };
+            let space = batch.begin(&to, shape, PayloadSource::Copy);
+            let mut said = space.is_some();
             if let Some(mut space) = space {
                 space.bytes.put(0, bytes);
                 batch.commit(None);
             }
+            said &= batch.packets().is_empty(); // beside a full ring it may get lost
             link.send(batch);
             said
         });

@@ -1,5 +1,6 @@
 //! The link between two processes, modelled by two links in one process.
 
+use nobounce_memory::Sink;
 use nobounce_memory::gpu::copy_engine::{CopyEngine, PinnedChunk};
 
 use super::super::udp::{UdpConfig, UdpLink};
@@ -35,10 +36,16 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
     assert!(to.poll.ready().is_empty(), "nothing that would wake us forever");
 }
 
+/// Space in that ring.
+fn begin<'a>(batch: &'a mut TxBatch, ring: &Arc<PeerRing>, shape: PacketShape) -> Option<Sink<'a>> {
+    let addr = &IpAddr::from([127, 66, 2, 1]); // not used in a ring
+    let to = PacketDestination { addr, port_hint: 0, ecn: false, ring: Some(ring) };
+    batch.begin(&to, shape, PayloadSource::Copy).map(|space| space.bytes)
+}
+
 /// Queues one packet without payload.
 fn bare(batch: &mut TxBatch, ring: &Arc<PeerRing>, to: &ShmLink<UdpLink>) {
-    let receiver = PacketDestination { addr: &to.local(), port_hint: 0, ecn: false, ring: Some(ring) };
-    let mut room = batch.begin(&receiver, PacketShape::single(16, 12), PayloadSource::Copy).unwrap().bytes;
+    let mut room = begin(batch, ring, PacketShape::single(16, 12)).unwrap();
     room.put(0, &vec![0; room.len()]);
     room.put(SLOT_BYTE, &[to.slot()]);
     batch.commit(None);
@@ -67,9 +74,10 @@ fn a_ring_is_written_by_one_at_a_time() {
     let [mut batch, mut other] = [(); 2].map(|()| TxBatch::new(from.capabilities()));
     bare(&mut batch, &ring, &to);
     assert!(ring.hold().is_none());
-    assert!(other.begin_run(&ring, PacketShape::single(16, 12)).is_none(), "while others are writing there");
+    let run = PacketShape { len: 16, head: 12, packets: 2 };
+    assert!(begin(&mut other, &ring, run).is_none(), "while others are writing there");
     from.send(&mut batch);
-    assert!(other.begin_run(&ring, PacketShape::single(16, 12)).is_some());
+    assert!(begin(&mut other, &ring, run).is_some());
     other.abort();
     assert!(ring.hold().is_some(), "who gives up lets go");
 }
@@ -109,7 +117,7 @@ fn a_skipped_end_alone_keeps_no_thread_awake() {
         bare(&mut batch, &ring, &to);
         batch.show();
         assert_eq!(to.read(&mut |_| {}), 1);
-        batch.begin_run(&ring, PacketShape { len: 4000, head: 12, packets: 2 }).unwrap();
+        begin(&mut batch, &ring, PacketShape { len: 4000, head: 12, packets: 2 }).unwrap();
         batch.abort();
         from.send(&mut batch);
         assert_eq!(to.read(&mut |_| {}), 0);
@@ -128,7 +136,7 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
     assert_eq!(longest(&mut batch), 16 << 10);
     let len = 12 + longest(&mut batch) + 4;
     for _ in 0..4 {
-        let mut room = batch.begin_run(&ring, PacketShape { len, head: 12, packets: 4 }).unwrap().bytes;
+        let mut room = begin(&mut batch, &ring, PacketShape { len, head: 12, packets: 4 }).unwrap();
         room.put(0, &vec![0; room.len()]);
         room.put(SLOT_BYTE, &[to.slot()]);
         batch.commit(None);
@@ -137,7 +145,7 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
     from.send(&mut batch);
     let len_of_long = 12 + longest(&mut batch) + 4;
     let shape = PacketShape { len: len_of_long, head: 12, packets: 15 };
-    let mut long = batch.begin_run(&ring, shape).unwrap().bytes;
+    let mut long = begin(&mut batch, &ring, shape).unwrap();
     long.put(0, &vec![0; long.len()]);
     long.put(SLOT_BYTE, &[to.slot()]);
     batch.commit(None);

@@ -128,7 +128,7 @@ fn build_run(
     }
     let number = u16::try_from(packets).unwrap_or(1);
     let shape = PacketShape { len: head + packets * piece + ICRC_LEN, head, packets: number };
-    let Some(mut space) = tx.begin_run(ring, shape) else { return Ok(0) };
+    let Some(mut space) = tx.begin(&receiver(entry), shape, PayloadSource::Copy) else { return Ok(0) };
     emit(&next.header, &mut space.bytes, None);
     let payload = space.bytes.slice(head..head + packets * piece);
     match gather(entry, regions, (next.payload, message), payload, None) {

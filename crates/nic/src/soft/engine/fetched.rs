@@ -294,9 +294,8 @@ pub(crate) fn build_in_place(
         // to be sent may hold the same packet: it then leaves with a wrong ICRC, is dropped, and is
         // retransmitted.
         unsafe { chunk.write_between(start, &header) };
-        let Some(space) = tx.begin(&receiver(entry), shape, PayloadSource::Built(chunk, start)) else {
-            return BY_CPU;
-        };
+        let whole = PayloadSource::Chunk { chunk, at: start, len: shape.len };
+        let Some(space) = tx.begin(&receiver(entry), shape, whole) else { return BY_CPU };
         let crc = extend_crc(space.crc, &chunk[start..at + len]);
         tx.commit(crc);
         return done;
