@@ -327,7 +327,9 @@ impl<L: Link> ShmLink<L> {
                 continue;
             };
             let outgoing = &mut self.outgoing[at];
-            let label = Label { number: packet.ip_id, has_icrc: packet.has_icrc };
+            // Without an ICRC the number is that of the packets.
+            let number = if packet.has_icrc { packet.ip_id } else { 1 };
+            let label = Label { number, has_icrc: packet.has_icrc };
             match outgoing.ring.hold().map_or(Err(RingError::Wait), |mut ring| ring.push(parts, label)) {
                 Ok(()) => {
                     outgoing.written = true;

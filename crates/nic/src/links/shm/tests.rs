@@ -36,16 +36,20 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
     assert!(to.poll.ready().is_empty(), "nothing that would wake us forever");
 }
 
-/// Space in that ring.
-fn begin<'a>(batch: &'a mut TxBatch, ring: &Arc<PeerRing>, shape: PacketShape) -> Option<Sink<'a>> {
-    let addr = &IpAddr::from([127, 66, 2, 1]); // not used in a ring
-    let to = PacketDestination { addr, port_hint: 0, ecn: false, ring: Some(ring) };
+/// Space in the ring to that address.
+fn begin<'a>(
+    batch: &'a mut TxBatch,
+    ring: &Arc<PeerRing>,
+    addr: IpAddr,
+    shape: PacketShape,
+) -> Option<Sink<'a>> {
+    let to = PacketDestination { addr: &addr, port_hint: 0, ecn: false, ring: Some(ring) };
     batch.begin(&to, shape, PayloadSource::Copy).map(|space| space.bytes)
 }
 
 /// Queues one packet without payload.
 fn bare(batch: &mut TxBatch, ring: &Arc<PeerRing>, to: &ShmLink<UdpLink>) {
-    let mut room = begin(batch, ring, PacketShape::single(16, 12)).unwrap();
+    let mut room = begin(batch, ring, to.local(), PacketShape::single(16, 12)).unwrap();
     room.put(0, &vec![0; room.len()]);
     room.put(SLOT_BYTE, &[to.slot()]);
     batch.commit(None);
@@ -75,9 +79,9 @@ fn a_ring_is_written_by_one_at_a_time() {
     bare(&mut batch, &ring, &to);
     assert!(ring.hold().is_none());
     let run = PacketShape { len: 16, head: 12, packets: 2 };
-    assert!(begin(&mut other, &ring, run).is_none(), "while others are writing there");
+    assert!(begin(&mut other, &ring, to.local(), run).is_none(), "while others are writing there");
     from.send(&mut batch);
-    assert!(begin(&mut other, &ring, run).is_some());
+    assert!(begin(&mut other, &ring, to.local(), run).is_some());
     other.abort();
     assert!(ring.hold().is_some(), "who gives up lets go");
 }
@@ -117,13 +121,30 @@ fn a_skipped_end_alone_keeps_no_thread_awake() {
         bare(&mut batch, &ring, &to);
         batch.show();
         assert_eq!(to.read(&mut |_| {}), 1);
-        begin(&mut batch, &ring, PacketShape { len: 4000, head: 12, packets: 2 }).unwrap();
+        begin(&mut batch, &ring, to.local(), PacketShape { len: 4000, head: 12, packets: 2 }).unwrap();
         batch.abort();
         from.send(&mut batch);
         assert_eq!(to.read(&mut |_| {}), 0);
         let reader = &mut to.incoming[0].ring.as_mut().unwrap().1;
         assert_eq!(reader.memory().read_up_to(), reader.position());
     }
+}
+
+/// Packets that found the ring full while they were built go into it when they are sent.
+#[test]
+fn packets_beside_a_full_ring_are_one_packet_each() {
+    let (mut from, mut to) = (link("127.66.2.11"), link("127.66.2.11"));
+    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    to.poll_control();
+    let [mut batch, mut other] = [(); 2].map(|()| TxBatch::new(from.capabilities()));
+    bare(&mut other, &ring, &to); // holds the ring
+    (0..3).for_each(|_| bare(&mut batch, &ring, &to));
+    assert_eq!(batch.packets().len(), 3);
+    from.send(&mut other);
+    from.send(&mut batch);
+    let mut packets = Vec::new();
+    while to.receive(&mut |datagram| packets.push(datagram.packets)) > 0 {}
+    assert_eq!(packets, [1; 4]);
 }
 
 /// Runs are long while the reader has a backlog, and short while it waits.
@@ -136,7 +157,8 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
     assert_eq!(longest(&mut batch), 16 << 10);
     let len = 12 + longest(&mut batch) + 4;
     for _ in 0..4 {
-        let mut room = begin(&mut batch, &ring, PacketShape { len, head: 12, packets: 4 }).unwrap();
+        let mut room =
+            begin(&mut batch, &ring, to.local(), PacketShape { len, head: 12, packets: 4 }).unwrap();
         room.put(0, &vec![0; room.len()]);
         room.put(SLOT_BYTE, &[to.slot()]);
         batch.commit(None);
@@ -145,7 +167,7 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
     from.send(&mut batch);
     let len_of_long = 12 + longest(&mut batch) + 4;
     let shape = PacketShape { len: len_of_long, head: 12, packets: 15 };
-    let mut long = begin(&mut batch, &ring, shape).unwrap();
+    let mut long = begin(&mut batch, &ring, to.local(), shape).unwrap();
     long.put(0, &vec![0; long.len()]);
     long.put(SLOT_BYTE, &[to.slot()]);
     batch.commit(None);
