@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use nobounce_memory::Sink;
 use nobounce_protocol::qp::IpOptions;
@@ -11,10 +10,10 @@ use nobounce_protocol::wire::{BTH_LEN, ICRC_LEN};
 
 use super::Capabilities;
 use super::packet_writer::{
-    PacketDestination, PacketShape, PacketSpace, PacketWriter, PayloadSource, Reserved,
+    LocalRoute, PacketDestination, PacketShape, PacketSpace, PacketWriter, PayloadSource, Reserved,
 };
 use super::ring_packets::RingPackets;
-use super::rings::{Hold, PeerRing};
+use super::rings::Hold;
 use super::wire_packets::{LEAD, MAX_GROUP, SLAB, TxPacket, WirePackets};
 
 /// Maximum number of packets in one batch.
@@ -69,7 +68,7 @@ impl TxBatch {
         if !self.fits(shape.len) {
             return None;
         }
-        if to.ring.is_some() {
+        if to.local.is_some() {
             if !self.spilled
                 && let Some(reserved) = self.rings.begin(to, shape, payload)
             {
@@ -112,7 +111,7 @@ impl TxBatch {
     pub fn put(&mut self, dst: IpAddr, port_hint: u16, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
         let fits = self.fits(len);
         if fits {
-            self.wire.put(&PacketDestination { addr: &dst, port_hint, ecn: false, ring: None }, len, fill);
+            self.wire.put(&PacketDestination { addr: &dst, port_hint, ecn: false, local: None }, len, fill);
         }
         fits
     }
@@ -162,9 +161,9 @@ impl TxBatch {
         self.wire.slab().len().saturating_sub(taken)
     }
 
-    /// Current maximum payload of one run in that ring.
-    pub fn longest_run(&mut self, ring: &Arc<PeerRing>) -> usize {
-        self.rings.turn_to(ring).map_or(0, Hold::longest_run)
+    /// Current maximum payload of one run on that route.
+    pub fn longest_run(&mut self, route: &LocalRoute) -> usize {
+        self.rings.turn_to(route.ring()).map_or(0, Hold::longest_run)
     }
 
     /// Makes packets in rings visible to polling readers before [`Link::send`](super::Link::send):

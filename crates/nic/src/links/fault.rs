@@ -10,11 +10,8 @@ pub use config::{FaultConfig, ParseFaultError};
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::net::IpAddr;
-use std::sync::Arc;
 
-use super::rings::PeerRing;
-use super::{Link, RxDatagram, TxBatch, TxPacket, now_ns};
+use super::{Link, LocalRoute, PeerName, RxDatagram, TxBatch, TxPacket, now_ns};
 
 /// Maximum number of packets held, for delay and reordering each; beyond it the oldest leaves
 /// early.
@@ -216,9 +213,9 @@ impl<L: Link> FaultLink<L> {
 impl<L: Link> Link for FaultLink<L> {
     forward!(self => self.inner; identity, opening, same_host, services, waiting);
 
-    /// Returns no ring, so that packets have an ICRC: corruption must be detectable.
-    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
-        self.inner.peer_ring(remote, slot);
+    /// Returns none, so that packets have an ICRC: corruption must be detectable.
+    fn local_route(&mut self, to: PeerName) -> Option<LocalRoute> {
+        self.inner.local_route(to);
         None
     }
 

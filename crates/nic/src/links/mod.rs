@@ -20,7 +20,7 @@ pub mod pcap;
 mod peers_only;
 pub(crate) mod port_table;
 mod ring_packets;
-pub mod rings;
+mod rings;
 pub mod sealed;
 mod services;
 pub mod shm;
@@ -36,7 +36,7 @@ pub(crate) use choice::Guards;
 pub use choice::{LinkChoice, UnknownLink};
 pub(crate) use icrc_writers::IcrcWriters;
 pub use open_error::{Holder, OpenError};
-pub use packet_writer::{PacketDestination, PacketShape, PacketSpace, PayloadSource};
+pub use packet_writer::{LocalRoute, PacketDestination, PacketShape, PacketSpace, PayloadSource};
 pub use slot::PeerName;
 pub(crate) use slot::{peer_name, slot_of};
 pub use wire_packets::TxPacket;
@@ -49,8 +49,6 @@ use std::sync::Arc;
 
 use nobounce_memory::Source;
 use nobounce_protocol::wire::ROCE_PORT;
-
-use self::rings::PeerRing;
 
 /// Source ports of one link: enough for ECMP to spread over the usual 2 to 8 parallel paths.
 pub const SOURCE_PORTS: usize = 8;
@@ -97,10 +95,10 @@ impl Capabilities {
 pub enum Arrival {
     /// The wire.
     Wire,
-    /// The wire, although a same-host peer with that address writes to a ring of this device.
-    BesideRing,
-    /// The ring of a same-host peer.
-    Ring,
+    /// The wire, although a same-host peer with that address has a route to this device.
+    BesideLocal,
+    /// The route of a same-host peer.
+    Local,
 }
 
 /// One packet as it arrived.
@@ -147,7 +145,7 @@ pub enum MadOwner {
     Service(u64),
 }
 
-/// A same-host peer whose shared-memory ring has ended.
+/// A same-host peer whose route has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departed {
     /// Its address and slot.
@@ -195,10 +193,10 @@ pub trait Link: Send + fmt::Debug {
         0
     }
 
-    /// A queue pair is going to send to that slot of that address: a shared-memory link connects to
-    /// it now. Returns the ring in which packets are built, without an ICRC, until
-    /// [`Link::departed`] names that peer.
-    fn peer_ring(&mut self, _remote: IpAddr, _slot: u8) -> Option<Arc<PeerRing>> {
+    /// A queue pair is going to send to that peer: a link with routes to same-host peers connects
+    /// to it now. Returns the route that packets to it take until [`Link::departed`] names that
+    /// peer.
+    fn local_route(&mut self, _to: PeerName) -> Option<LocalRoute> {
         None
     }
 
@@ -303,8 +301,8 @@ pub trait Link: Send + fmt::Debug {
 impl<L: Link + ?Sized> Link for Box<L> {
     forward!(self => **self; identity, opening, same_host, services, waiting);
 
-    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
-        (**self).peer_ring(remote, slot)
+    fn local_route(&mut self, to: PeerName) -> Option<LocalRoute> {
+        (**self).local_route(to)
     }
 
     fn send(&mut self, batch: &mut TxBatch) {

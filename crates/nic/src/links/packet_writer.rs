@@ -7,6 +7,27 @@ use nobounce_memory::{SharedChunk, Sink};
 
 use super::rings::PeerRing;
 
+/// The route to a same-host peer on which packets are built in place, in memory that it reads; they
+/// have no ICRC. Rings are the one kind there is.
+#[derive(Clone, Debug)]
+pub struct LocalRoute(Arc<PeerRing>);
+
+impl LocalRoute {
+    pub(in crate::links) fn through(ring: Arc<PeerRing>) -> Self {
+        Self(ring)
+    }
+
+    pub(in crate::links) fn ring(&self) -> &Arc<PeerRing> {
+        &self.0
+    }
+
+    /// A packet will be built soon: prefetches the memory that it will take.
+    #[inline]
+    pub(crate) fn expect(&self) {
+        self.0.expect();
+    }
+}
+
 /// The receiver of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketDestination<'a> {
@@ -16,8 +37,8 @@ pub struct PacketDestination<'a> {
     pub port_hint: u16,
     /// Its sender obeys congestion notifications: switches may mark it (ECN).
     pub ecn: bool,
-    /// Its ring, if it is a same-host peer: its packets need no ICRC.
-    pub ring: Option<&'a Arc<PeerRing>>,
+    /// The route to it, if it is a same-host peer.
+    pub local: Option<&'a LocalRoute>,
 }
 
 /// The sizes of a packet, or of a run of packets that a ring carries as one.

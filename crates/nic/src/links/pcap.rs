@@ -12,8 +12,7 @@ use nobounce_protocol::pcap::Writer;
 use nobounce_protocol::wire::icrc::Flow;
 use nobounce_protocol::wire::{Header, ICRC_LEN, Parsed, ROCE_PORT};
 
-use super::rings::PeerRing;
-use super::{Link, RxDatagram, TxBatch};
+use super::{Link, LocalRoute, PeerName, RxDatagram, TxBatch};
 use crate::process::private_file;
 
 /// The size at which a capture stops unless told otherwise: 256 MiB.
@@ -202,9 +201,9 @@ fn has_icrc(flow: &Flow, datagram: &RxDatagram<'_>) -> Vec<Vec<u8>> {
 impl<L: Link> Link for PcapLink<L> {
     forward!(self => self.inner; identity, opening, same_host, services, waiting);
 
-    /// Returns no ring, so that packets have an ICRC: readers of the capture expect one.
-    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
-        self.inner.peer_ring(remote, slot);
+    /// Returns none, so that packets have an ICRC: readers of the capture expect one.
+    fn local_route(&mut self, to: PeerName) -> Option<LocalRoute> {
+        self.inner.local_route(to);
         None
     }
 

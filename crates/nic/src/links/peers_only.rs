@@ -1,10 +1,6 @@
 //! A link that takes packets of listed peers only.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
-use super::rings::PeerRing;
-use super::{Link, RxDatagram, TxBatch};
+use super::{Link, LocalRoute, PeerName, RxDatagram, TxBatch};
 use crate::allow::AllowList;
 
 /// Wraps a link.
@@ -25,8 +21,8 @@ impl<L: Link> PeersOnlyLink<L> {
 impl<L: Link> Link for PeersOnlyLink<L> {
     forward!(self => self.inner; identity, opening, same_host, services, waiting);
 
-    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
-        self.inner.peer_ring(remote, slot)
+    fn local_route(&mut self, to: PeerName) -> Option<LocalRoute> {
+        self.inner.local_route(to)
     }
 
     fn send(&mut self, batch: &mut TxBatch) {

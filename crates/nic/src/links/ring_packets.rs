@@ -85,7 +85,7 @@ impl PacketWriter for RingPackets {
         shape: PacketShape,
         payload: PayloadSource<'_>,
     ) -> Option<Reserved> {
-        let ring = self.turn_to(to.ring?)?;
+        let ring = self.turn_to(to.local?.ring())?;
         let (len, leased) = match payload {
             PayloadSource::Copy => (shape.len, None),
             PayloadSource::Chunk { chunk, at, len } => {

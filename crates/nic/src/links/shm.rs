@@ -1,7 +1,7 @@
 //! Shared-memory link for same-host peers: the same packets through rings in shared memory. All
 //! other traffic takes the inner link.
 //!
-//! A sender connects to its peer over a Unix socket ([`Link::peer_ring`]) and passes it a ring by
+//! A sender connects to its peer over a Unix socket ([`Link::local_route`]) and passes it a ring by
 //! descriptor (`rings/rendezvous.rs`, `rings/ring.rs`). The sender writes that ring, the peer reads
 //! it. Rings are unidirectional: two devices that send to each other have two. Packets take the
 //! inner link where no peer accepts: another machine, user or network namespace. A same-host peer
@@ -33,7 +33,9 @@ use super::batch::MAX_PACKET;
 use super::rings::{PeerRing, rendezvous, ring};
 use super::unix::{self, Accepted, Listener};
 use super::wire_packets::SLOT_BYTE;
-use super::{Arrival, Capabilities, Departed, Doorbells, Link, OpenError, PeerName, RxDatagram, TxBatch};
+use super::{
+    Arrival, Capabilities, Departed, Doorbells, Link, LocalRoute, OpenError, PeerName, RxDatagram, TxBatch,
+};
 use crate::links::rings::exports::ExportedFiles;
 use crate::links::rings::rendezvous::{Came, RingHello};
 use crate::links::rings::ring::{Label, RingError, RingMemory, RingPacket, RingReader};
@@ -256,8 +258,8 @@ impl<L: Link> ShmLink<L> {
         })
     }
 
-    fn meet(&mut self, remote: IpAddr, slot: u8) -> io::Result<Arc<PeerRing>> {
-        let connection = rendezvous::connect(remote, slot)?;
+    fn meet(&mut self, to: PeerName) -> io::Result<Arc<PeerRing>> {
+        let connection = rendezvous::connect(to.0, to.1)?;
         if !unix::is_ours(&connection) {
             return Err(io::Error::other("it is of another user"));
         }
@@ -272,7 +274,7 @@ impl<L: Link> ShmLink<L> {
         )?;
         self.poll.add(connection.as_raw_fd())?;
         self.outgoing.push(OutgoingRing {
-            to: (remote, slot),
+            to,
             ring: Arc::clone(&ring),
             connection,
             written: false,
@@ -432,7 +434,7 @@ impl<L: Link> ShmLink<L> {
                         // it until it has been copied.
                         let whole = whole.map(|whole| unsafe { Source::new(whole, len) });
                         sink(&RxDatagram {
-                            arrival: Arrival::Ring,
+                            arrival: Arrival::Local,
                             group: None,
                             src: hello.src,
                             src_port: hello.src_port,
@@ -500,19 +502,19 @@ impl<L: Link> Link for ShmLink<L> {
         Ok(())
     }
 
-    fn peer_ring(&mut self, remote: IpAddr, slot: u8) -> Option<Arc<PeerRing>> {
+    fn local_route(&mut self, to: PeerName) -> Option<LocalRoute> {
         // The peer has most often connected to us already.
         self.poll_control();
-        if let Some(at) = self.find((remote, slot)) {
-            return Some(Arc::clone(&self.outgoing[at].ring));
+        if let Some(at) = self.find(to) {
+            return Some(LocalRoute::through(Arc::clone(&self.outgoing[at].ring)));
         }
         if self.listener.is_none() || self.outgoing.len() >= MOST_RINGS {
             return None;
         }
-        match self.meet(remote, slot) {
-            Ok(ring) => Some(ring),
+        match self.meet(to) {
+            Ok(ring) => Some(LocalRoute::through(ring)),
             Err(error) => {
-                self.fallbacks.with_one(self.inner.local(), (remote, slot), &error);
+                self.fallbacks.with_one(self.inner.local(), to, &error);
                 None
             }
         }
@@ -630,7 +632,7 @@ impl<L: Link> Link for ShmLink<L> {
             let beside = known.unwrap_or_else(|| has_ring(datagram.src));
             asked = Some((datagram.src, beside));
             if beside {
-                sink(&RxDatagram { arrival: Arrival::BesideRing, ..*datagram });
+                sink(&RxDatagram { arrival: Arrival::BesideLocal, ..*datagram });
             } else {
                 sink(datagram);
             }

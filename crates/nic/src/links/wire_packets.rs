@@ -232,7 +232,7 @@ impl WirePackets {
 
     /// Adds a packet that is complete.
     pub(super) fn put_message(&mut self, addr: &IpAddr, packet: &[u8]) -> bool {
-        let port = self.port(&PacketDestination { addr, port_hint: 0, ecn: false, ring: None });
+        let port = self.port(&PacketDestination { addr, port_hint: 0, ecn: false, local: None });
         let destination = Destination::new(addr, port, IpOptions::default());
         self.put_whole(destination, packet.len(), |room| {
             room.copy_from_slice(packet);
@@ -555,7 +555,7 @@ impl PacketWriter for WirePackets {
             }
         };
         let destination = Destination::new(to.addr, self.port(to), self.ip_options);
-        let (room, crc) = self.open_packet(destination, len, slab_len, to.ring.is_none())?;
+        let (room, crc) = self.open_packet(destination, len, slab_len, to.local.is_none())?;
         Some(Reserved { start: room.as_mut_ptr(), len: slab_len, crc })
     }
 

@@ -281,7 +281,7 @@ fn another_user_who_waits_under_a_peers_name_gets_no_ring() {
         let mut line = String::new();
         BufReader::new(host.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "waits\n");
-        let ring = from.peer_ring("127.30.0.5".parse().unwrap(), slot);
+        let ring = from.local_route(("127.30.0.5".parse().unwrap(), slot));
         drop(host.stdin.take());
         host.wait().unwrap();
         ring.is_some()

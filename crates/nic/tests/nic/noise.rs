@@ -6,17 +6,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::common::unreliable::{DEEP, QKEY};
 use crate::common::{ALL_ACCESS, End, StopAtEnd, connect, link, pair_with, patterns, unguarded, until};
 use crate::forged::Forger;
 use nobounce_memory::HostBuffer;
-use nobounce_nic::links::rings::PeerRing;
 use nobounce_nic::links::shm::ShmLink;
 use nobounce_nic::links::udp::{UdpConfig, UdpLink};
-use nobounce_nic::links::{Link, PacketDestination, PacketShape, PayloadSource, TxBatch};
+use nobounce_nic::links::{Link, LocalRoute, PacketDestination, PacketShape, PayloadSource, TxBatch};
 use nobounce_nic::soft::{Cq, LinkChoice, Mr, Pd, Qp, QpInit};
 use nobounce_nic::work::{
     Mtu, Operation, Psn, QpAttr, QpLimits, QpState, Qpn, RecvRequest, Remote, SendRequest, Service, Sge,
@@ -53,7 +51,7 @@ enum Mouth {
 struct Ring {
     link: ShmLink<UdpLink>,
     /// To each engine of the other device that was spoken to.
-    rings: HashMap<u8, Arc<PeerRing>>,
+    rings: HashMap<u8, LocalRoute>,
     batch: TxBatch,
     to: IpAddr,
 }
@@ -82,10 +80,10 @@ impl Mouth {
 impl Ring {
     fn say(&mut self, slot: u8, bytes: &[u8], packets: u16) {
         let Self { link, rings, batch, to } = self;
-        let ring = rings.entry(slot).or_insert_with(|| link.peer_ring(*to, slot).unwrap());
+        let ring = rings.entry(slot).or_insert_with(|| link.local_route((*to, slot)).unwrap());
         until("room in the ring", || {
             let shape = PacketShape { len: bytes.len(), head: 12, packets };
-            let to = PacketDestination { addr: to, port_hint: 0, ecn: false, ring: Some(ring) };
+            let to = PacketDestination { addr: to, port_hint: 0, ecn: false, local: Some(ring) };
             let space = batch.begin(&to, shape, PayloadSource::Copy);
             let mut said = space.is_some();
             if let Some(mut space) = space {

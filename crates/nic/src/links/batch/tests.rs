@@ -109,7 +109,7 @@ fn source_ports_part_groups_only_where_they_differ() {
 fn an_aborted_packet_leaves_no_trace() {
     let mut b = batch(64);
     assert!(add(&mut b, THERE, 64, 1));
-    let to = PacketDestination { addr: &HERE, port_hint: 0, ecn: false, ring: None };
+    let to = PacketDestination { addr: &HERE, port_hint: 0, ecn: false, local: None };
     let mut space = b.begin(&to, PacketShape::single(4000, 12), PayloadSource::Copy).unwrap();
     space.bytes.put(0, &[0xee; 4000]);
     b.abort();

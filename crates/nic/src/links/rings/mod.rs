@@ -9,4 +9,4 @@ pub(in crate::links) mod rendezvous;
 pub(in crate::links) mod ring;
 
 pub(in crate::links) use peer_ring::Hold;
-pub use peer_ring::PeerRing;
+pub(in crate::links) use peer_ring::PeerRing;

@@ -18,7 +18,7 @@ use crate::process::fork::NotInherited;
 /// The writer `hold`s the ring for a whole batch. A lock per packet would stall the CPU until its
 /// stores reach lines that the peer's CPU owns (70 ns of an 8-byte message). No thread waits for a
 /// hold: senders have the engine lock.
-pub struct PeerRing {
+pub(in crate::links) struct PeerRing {
     held: AtomicBool,
     /// Where the next packet will be written.
     next: AtomicPtr<u8>,
@@ -56,7 +56,7 @@ impl PeerRing {
     /// Prefetches the lines of the next packet for writing. The reader's cache has them from the
     /// previous lap; they arrive while the packet is prepared.
     #[inline]
-    pub(crate) fn expect(&self) {
+    pub(in crate::links) fn expect(&self) {
         ring::fetch_to_write(self.next.load(Ordering::Relaxed));
     }
 

@@ -16,7 +16,7 @@ fn link(addr: &str) -> ShmLink<UdpLink> {
 #[test]
 fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
     let (mut from, mut to) = (link("127.66.2.1"), link("127.66.2.1"));
-    assert!(from.peer_ring(to.local(), to.slot()).is_some());
+    assert!(from.local_route((to.local(), to.slot())).is_some());
     let mut batch = TxBatch::new(from.capabilities());
     let count = MOST_FROM_ONE + 1; // more than one poll takes
     for _ in 0..count {
@@ -39,16 +39,16 @@ fn the_last_packets_of_one_who_goes_are_read_before_it_is_forgotten() {
 /// Space in the ring to that address.
 fn begin<'a>(
     batch: &'a mut TxBatch,
-    ring: &Arc<PeerRing>,
+    ring: &LocalRoute,
     addr: IpAddr,
     shape: PacketShape,
 ) -> Option<Sink<'a>> {
-    let to = PacketDestination { addr: &addr, port_hint: 0, ecn: false, ring: Some(ring) };
+    let to = PacketDestination { addr: &addr, port_hint: 0, ecn: false, local: Some(ring) };
     batch.begin(&to, shape, PayloadSource::Copy).map(|space| space.bytes)
 }
 
 /// Queues one packet without payload.
-fn bare(batch: &mut TxBatch, ring: &Arc<PeerRing>, to: &ShmLink<UdpLink>) {
+fn bare(batch: &mut TxBatch, ring: &LocalRoute, to: &ShmLink<UdpLink>) {
     let mut room = begin(batch, ring, to.local(), PacketShape::single(16, 12)).unwrap();
     room.put(0, &vec![0; room.len()]);
     room.put(SLOT_BYTE, &[to.slot()]);
@@ -59,7 +59,7 @@ fn bare(batch: &mut TxBatch, ring: &Arc<PeerRing>, to: &ShmLink<UdpLink>) {
 #[test]
 fn what_is_shown_is_read_before_it_is_sent() {
     let (mut from, mut to) = (link("127.66.2.7"), link("127.66.2.7"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     to.poll_control();
     let mut batch = TxBatch::new(from.capabilities());
     bare(&mut batch, &ring, &to);
@@ -74,23 +74,23 @@ fn what_is_shown_is_read_before_it_is_sent() {
 #[test]
 fn a_ring_is_written_by_one_at_a_time() {
     let (mut from, to) = (link("127.66.2.8"), link("127.66.2.8"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     let [mut batch, mut other] = [(); 2].map(|()| TxBatch::new(from.capabilities()));
     bare(&mut batch, &ring, &to);
-    assert!(ring.hold().is_none());
+    assert!(ring.ring().hold().is_none());
     let run = PacketShape { len: 16, head: 12, packets: 2 };
     assert!(begin(&mut other, &ring, to.local(), run).is_none(), "while others are writing there");
     from.send(&mut batch);
     assert!(begin(&mut other, &ring, to.local(), run).is_some());
     other.abort();
-    assert!(ring.hold().is_some(), "who gives up lets go");
+    assert!(ring.ring().hold().is_some(), "who gives up lets go");
 }
 
 /// The inner link is polled while a reply is in flight, not when it is due.
 #[test]
 fn sockets_are_looked_at_by_who_has_just_sent() {
     let (mut from, mut to) = (link("127.66.2.9"), link("127.66.2.9"));
-    let ring = to.peer_ring(from.local(), from.slot()).unwrap();
+    let ring = to.local_route((from.local(), from.slot())).unwrap();
     from.poll_control();
     let mut looks = |sends: bool| {
         let mut batch = TxBatch::new(to.capabilities());
@@ -114,7 +114,7 @@ fn sockets_are_looked_at_by_who_has_just_sent() {
 #[test]
 fn a_skipped_end_alone_keeps_no_thread_awake() {
     let (mut from, mut to) = (link("127.66.2.10"), link("127.66.2.10"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     to.poll_control();
     let mut batch = TxBatch::new(from.capabilities());
     for _ in 0..40_000 {
@@ -134,7 +134,7 @@ fn a_skipped_end_alone_keeps_no_thread_awake() {
 #[test]
 fn packets_beside_a_full_ring_are_one_packet_each() {
     let (mut from, mut to) = (link("127.66.2.11"), link("127.66.2.11"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     to.poll_control();
     let [mut batch, mut other] = [(); 2].map(|()| TxBatch::new(from.capabilities()));
     bare(&mut other, &ring, &to); // holds the ring
@@ -151,7 +151,7 @@ fn packets_beside_a_full_ring_are_one_packet_each() {
 #[test]
 fn a_reader_that_is_behind_gets_longer_pieces() {
     let (mut from, mut to) = (link("127.66.2.6"), link("127.66.2.6"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     let mut batch = TxBatch::new(from.capabilities());
     let longest = |batch: &mut TxBatch| batch.longest_run(&ring);
     assert_eq!(longest(&mut batch), 16 << 10);
@@ -181,12 +181,12 @@ fn a_reader_that_is_behind_gets_longer_pieces() {
 
 /// Queues one packet whose payload is the first bytes of a leased chunk, behind the headers.
 /// Returns whether the ring took it.
-fn lease(batch: &mut TxBatch, ring: &Arc<PeerRing>, slot: u8, chunk: &PinnedChunk) -> bool {
+fn lease(batch: &mut TxBatch, ring: &LocalRoute, slot: u8, chunk: &PinnedChunk) -> bool {
     let to = PacketDestination {
         addr: &"127.66.2.2".parse().unwrap(),
         port_hint: 0,
         ecn: false,
-        ring: Some(ring),
+        local: Some(ring),
     };
     let chunk = chunk.share();
     let payload = PayloadSource::Chunk { chunk: &chunk, at: 64, len: 4096 };
@@ -206,7 +206,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     let gpu = nobounce_memory::gpu::Gpu::by_ordinal(0).unwrap().unwrap();
     let engine = CopyEngine::new(&gpu, 2, 8192).unwrap();
     let (mut from, mut to) = (link("127.66.2.2"), link("127.66.2.2"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     let mut chunk = engine.take_chunk().unwrap();
     chunk.get_mut().unwrap().fill(7);
     let mut batch = TxBatch::new(from.capabilities());
@@ -228,7 +228,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
     drop(other);
     // The next ring that closes reclaims the remaining chunks.
     let mut next = link("127.66.2.3");
-    drop((next.peer_ring(to.local(), to.slot()), next));
+    drop((next.local_route((to.local(), to.slot())), next));
     assert!(engine.take_chunk().is_some() && engine.take_chunk().is_some());
 }
 
@@ -237,7 +237,7 @@ fn a_chunk_stays_as_it_is_until_it_was_read() {
 #[test]
 fn a_peer_that_is_gone_wakes_us_once() {
     let (mut from, to) = (link("127.66.2.5"), link("127.66.2.5"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     drop(to);
     assert!(!from.poll.ready().is_empty());
     from.poll_control();
@@ -253,7 +253,7 @@ fn a_peer_that_does_not_read_does_not_get_all_chunks() {
     let gpu = nobounce_memory::gpu::Gpu::by_ordinal(0).unwrap().unwrap();
     let engine = CopyEngine::new(&gpu, 10, 8192).unwrap();
     let (mut from, to) = (link("127.66.2.4"), link("127.66.2.4"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     let mut batch = TxBatch::new(from.capabilities());
     for _ in 0..8 {
         assert!(lease(&mut batch, &ring, to.slot(), &engine.take_chunk().unwrap()));
@@ -285,14 +285,14 @@ fn without_descriptors(what: impl FnOnce()) {
 #[test]
 fn a_peer_short_of_descriptors_is_reached_by_udp() {
     let (mut from, mut to) = (link("127.66.2.11"), link("127.66.2.11"));
-    let ring = from.peer_ring(to.local(), to.slot()).unwrap();
+    let ring = from.local_route((to.local(), to.slot())).unwrap();
     without_descriptors(|| to.poll_control());
     assert!(to.incoming.is_empty() && to.listener.as_ref().unwrap().has_spare());
     from.poll_control();
     assert_eq!(from.departed(), Some(Departed { peer: (to.local(), to.slot()), died: false }));
     assert!(from.fallbacks().iter().any(|reason| reason.contains("no descriptor left")));
     drop(ring);
-    assert!(from.peer_ring(to.local(), to.slot()).is_some(), "it is tried again for the next queue pair");
+    assert!(from.local_route((to.local(), to.slot())).is_some(), "it is tried again for the next queue pair");
     to.poll_control();
     assert_eq!(to.incoming.len(), 1);
 }

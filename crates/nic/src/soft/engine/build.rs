@@ -1,14 +1,11 @@
 //! Packet construction: the next packet of a queue pair, and those that repeat it with the next
 //! piece of payload: runs in a ring, repeats on the wire, and payload that was fetched.
 
-use std::sync::Arc;
-
 use nobounce_memory::path::Mechanism;
 use nobounce_protocol::qp::{Nak, Payload, Transmit};
 use nobounce_protocol::wire::ICRC_LEN;
 
-use crate::links::rings::PeerRing;
-use crate::links::{PacketShape, PayloadSource, TxBatch};
+use crate::links::{LocalRoute, PacketShape, PayloadSource, TxBatch};
 use crate::soft::engine::fetched::{build_fetched, build_in_place, build_leased, origin_of};
 use crate::soft::engine::host::find_send;
 use crate::soft::engine::packet::{
@@ -54,9 +51,9 @@ pub(crate) fn build_repeats(
     count: u64,
 ) -> Result<(), Nak> {
     let mut count = count;
-    if let Some(ring) = entry.route.ring.as_ref().filter(|_| entry.qp.service().is_reliable()) {
+    if let Some(route) = entry.route.local.as_ref().filter(|_| entry.qp.service().is_reliable()) {
         while count > 0 {
-            match build_run(entry, (tx, ring), regions, transmit, count)? {
+            match build_run(entry, (tx, route), regions, transmit, count)? {
                 0 => break,
                 built => count -= built,
             }
@@ -107,13 +104,13 @@ pub(crate) fn build_repeats(
 /// are, 0 if that is not possible.
 fn build_run(
     entry: &QueuePair,
-    (tx, ring): (&mut TxBatch, &Arc<PeerRing>),
+    (tx, route): (&mut TxBatch, &LocalRoute),
     regions: &mut Regions,
     transmit: &mut Transmit,
     count: u64,
 ) -> Result<u64, Nak> {
     let (head, piece) = (transmit.header.len(), transmit.payload.len() as usize);
-    let packets = usize::try_from(count).unwrap_or(1).min(tx.longest_run(ring) / piece.max(1)).max(1);
+    let packets = usize::try_from(count).unwrap_or(1).min(tx.longest_run(route) / piece.max(1)).max(1);
     let mut next = *transmit;
     next.advance();
     let (origin, message) = (origin_of(entry, &next), message_of(entry, &next.payload));
@@ -213,7 +210,7 @@ pub(crate) fn ready_repeats(entry: &QueuePair, transmit: &Transmit, route: ByteP
         },
         // Responses that are not fetched repeat if they merge into one: in rings, and from memory
         // that needs no fetch.
-        (None, _) if entry.route.ring.is_some() && route == BytePath::Direct(Mechanism::Cpu) => {
+        (None, _) if entry.route.local.is_some() && route == BytePath::Direct(Mechanism::Cpu) => {
             return u64::MAX;
         }
         (None, _) => 0,

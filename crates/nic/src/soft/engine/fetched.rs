@@ -21,7 +21,7 @@ use crate::tally::BytePath;
 
 /// The chunk layout of payload fetched for this queue pair.
 fn rows_for(entry: &QueuePair) -> Rows {
-    match entry.route.ring {
+    match entry.route.local {
         Some(_) => prefetch::IN_A_ROW,
         None => prefetch::rows(entry.qp.attr().path_mtu.bytes() as usize),
     }
@@ -251,7 +251,7 @@ pub(crate) fn build_leased(
     packets: usize,
     slice: &ChunkSlice,
 ) -> bool {
-    if entry.route.ring.is_none() {
+    if entry.route.local.is_none() {
         return false;
     }
     let (head, payload) = (first.header.len(), packets * first.payload.len() as usize);
@@ -278,7 +278,7 @@ pub(crate) fn build_in_place(
     let payload = &chunk[at..at + len];
     let path = BytePath::Direct(Mechanism::CopyEngine);
     let done = Built::Done(path);
-    if entry.route.ring.is_some() {
+    if entry.route.local.is_some() {
         if build_leased(entry, tx, transmit, 1, slice) {
             return done;
         }

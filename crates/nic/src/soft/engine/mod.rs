@@ -198,18 +198,18 @@ impl Engine {
     pub(crate) fn change_path(&mut self, index: QpIndex) {
         self.core.change_path(index);
         let Some(entry) = self.core.qps.get_mut(index) else { return };
-        let (remote, slot) = entry.peer();
+        let peer = entry.peer();
         entry.ends_at = None;
         entry.schedule.peer_generation = None;
         // A datagram's request names its destination (see `resolve_local_peers`); the address
         // attribute is unused.
-        entry.route.heard_by_ring = false;
-        entry.route.ring =
-            if entry.qp.service() == Service::Ud { None } else { self.link.peer_ring(remote, slot) };
+        entry.route.heard_locally = false;
+        entry.route.local =
+            if entry.qp.service() == Service::Ud { None } else { self.link.local_route(peer) };
         // Only a device of this kind has a ring.
-        entry.qp.set_peer_resources(if entry.route.ring.is_some() { RESPONDER_RESOURCES } else { 0 });
-        if let (None, Some(path)) = (&entry.route.ring, entry.schedule.path)
-            && (remote.is_loopback() || remote == self.core.local)
+        entry.qp.set_peer_resources(if entry.route.local.is_some() { RESPONDER_RESOURCES } else { 0 });
+        if let (None, Some(path)) = (&entry.route.local, entry.schedule.path)
+            && (peer.0.is_loopback() || peer.0 == self.core.local)
         {
             self.core.paths.ends_here(path, self.link.receive_room());
         }
@@ -467,12 +467,12 @@ impl Core {
         }
         if entry.qp.service() != Service::Ud {
             // A peer that writes to a ring sends nothing by UDP: such a packet is forged.
-            let beside = entry.route.heard_by_ring && datagram.arrival == Arrival::BesideRing;
+            let beside = entry.route.heard_locally && datagram.arrival == Arrival::BesideLocal;
             if entry.qp.attr().remote != datagram.src || beside {
                 self.account.counters.wrong_peer += 1;
                 return;
             }
-            entry.route.heard_by_ring |= datagram.arrival == Arrival::Ring;
+            entry.route.heard_locally |= datagram.arrival == Arrival::Local;
             entry.schedule.heard = now;
         }
         let mut payload =

@@ -54,7 +54,7 @@ pub(crate) fn receiver(entry: &QueuePair) -> PacketDestination<'_> {
         addr: entry.qp.destination(),
         port_hint: port_hint(entry),
         ecn: entry.qp.service().is_reliable(),
-        ring: entry.route.ring.as_ref(),
+        local: entry.route.local.as_ref(),
     }
 }
 

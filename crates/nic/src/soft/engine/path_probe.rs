@@ -189,7 +189,7 @@ impl Core {
     pub(crate) fn probe_path(&mut self, now: Nanos, index: QpIndex) {
         let Some(entry) = self.qps.get(index) else { return };
         let (peer, mtu) = (entry.peer(), entry.qp.attr().path_mtu);
-        let result = if entry.route.ring.is_some() || peer.0.is_loopback() || peer.0 == self.local {
+        let result = if entry.route.local.is_some() || peer.0.is_loopback() || peer.0 == self.local {
             PathMtu::Carries(mtu) // packets do not leave the machine
         } else {
             PathMtu::Probing

@@ -158,7 +158,7 @@ impl Core {
     pub(crate) fn expect_presence(&mut self, now: Nanos, index: QpIndex) {
         let Presences { interval, selective, .. } = self.presences;
         let Some(entry) = self.qps.get(index) else { return };
-        if entry.route.ring.is_some()
+        if entry.route.local.is_some()
             || !entry.qp.service().is_reliable()
             || !(selective || interval.is_some())
         {
@@ -182,7 +182,7 @@ impl Core {
         let mut peers: HashMap<PeerName, Seen> = HashMap::new();
         for entry in self.qps.iter() {
             let connected = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
-            if !connected || !entry.qp.service().is_reliable() || entry.route.ring.is_some() {
+            if !connected || !entry.qp.service().is_reliable() || entry.route.local.is_some() {
                 continue;
             }
             let (ours, theirs, heard) = (entry.qpn, entry.qp.attr().dest_qpn, entry.schedule.heard);

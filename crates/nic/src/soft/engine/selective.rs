@@ -38,7 +38,7 @@ pub(crate) fn put_congestion_notification(entry: &mut QueuePair, tx: &mut TxBatc
 
 /// A peer that writes to a ring sends nothing by UDP: such a packet is forged.
 fn is_from_peer(entry: &QueuePair, datagram: &RxDatagram<'_>) -> bool {
-    let beside = entry.route.heard_by_ring && datagram.arrival == Arrival::BesideRing;
+    let beside = entry.route.heard_locally && datagram.arrival == Arrival::BesideLocal;
     entry.qp.attr().remote == datagram.src && !beside
 }
 
@@ -131,7 +131,7 @@ impl Core {
         for entry in self.qps.iter_mut().filter(|entry| entry.peer() == name) {
             let is_same = entry.schedule.peer_generation.is_none_or(|known| known == generation);
             let connected = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
-            if is_same && connected && entry.qp.service().is_reliable() && entry.route.ring.is_none() {
+            if is_same && connected && entry.qp.service().is_reliable() && entry.route.local.is_none() {
                 entry.qp.retransmit_selectively(now);
             }
         }

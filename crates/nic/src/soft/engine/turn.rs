@@ -90,7 +90,7 @@ impl Core {
         let room = path.map_or(0, |path| paths.room(path));
         let shared = path.is_some_and(|path| paths.is_shared(path));
         entry.qp.ask_rarely(path.is_some_and(|path| paths.has_dear_answers(path)));
-        entry.qp.split_short_writes(entry.route.ring.is_none());
+        entry.qp.split_short_writes(entry.route.local.is_none());
         tx.set_ip_options(entry.qp.attr().ip_options);
         let mut sending = Sending {
             now,
@@ -146,7 +146,7 @@ impl Core {
                 account.counters.sent_markers += 1;
             }
         }
-        if turn != Turn::BatchFull && entry.route.ring.is_none() && entry.qp.has_selective_ack() {
+        if turn != Turn::BatchFull && entry.route.local.is_none() && entry.qp.has_selective_ack() {
             if tx.has_room() {
                 put_selective_ack(entry, tx, regions);
             } else {

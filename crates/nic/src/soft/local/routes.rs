@@ -1,20 +1,18 @@
 //! Routes of datagrams: each datagram names its receiver, and same-host receivers may have a ring.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use crate::links::rings::PeerRing;
-use crate::links::{Link, PeerName};
+use crate::links::{Link, LocalRoute, PeerName};
 use crate::soft::local::local_peers::LocalPeers;
 
 /// Receivers remembered. Beyond that all are dropped and resolved again: the link still knows its
 /// peers.
 const MOST: usize = 1024;
 
-/// The receivers of datagrams, and the ring to each, if there is one.
+/// The receivers of datagrams, and the local route to each, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
-    known: HashMap<PeerName, Option<Arc<PeerRing>>>,
+    known: HashMap<PeerName, Option<LocalRoute>>,
     /// The receiver of the last packet.
     last: Option<PeerName>,
     /// Unresolved peers: resolved before the first packet to them is built.
@@ -36,23 +34,23 @@ impl Routes {
     /// Resolves all local peers among them.
     #[cold]
     pub(crate) fn resolve_local_peers(&mut self, link: &mut dyn Link, local_peers: &mut LocalPeers) {
-        while let Some((addr, slot)) = self.unresolved_peers.pop() {
-            let ring = if local_peers.contains(addr) { link.peer_ring(addr, slot) } else { None };
-            self.learn((addr, slot), ring);
+        while let Some(to) = self.unresolved_peers.pop() {
+            let route = if local_peers.contains(to.0) { link.local_route(to) } else { None };
+            self.learn(to, route);
         }
     }
 
-    /// Records the route: a ring, or the link's default.
-    fn learn(&mut self, to: PeerName, ring: Option<Arc<PeerRing>>) {
+    /// Records the route; `None`: the link's default.
+    fn learn(&mut self, to: PeerName, route: Option<LocalRoute>) {
         if self.known.len() >= MOST {
             self.known.clear();
             self.last = None;
         }
-        self.known.insert(to, ring);
+        self.known.insert(to, route);
     }
 
     /// The next packet goes there: returns its route, unless the last packet had the same receiver.
-    pub(crate) fn turn_to(&mut self, to: PeerName) -> Option<Option<Arc<PeerRing>>> {
+    pub(crate) fn turn_to(&mut self, to: PeerName) -> Option<Option<LocalRoute>> {
         if self.last == Some(to) {
             return None;
         }
@@ -60,7 +58,7 @@ impl Routes {
         Some(self.known.get(&to).cloned().flatten())
     }
 
-    /// Its ring is closed; returns whether it was known. The next datagram resolves the receiver
+    /// Its route has ended; returns whether it was known. The next datagram resolves the receiver
     /// again.
     pub(crate) fn forget(&mut self, gone: PeerName) -> bool {
         if self.last == Some(gone) {

@@ -428,8 +428,8 @@ impl Qp {
         let Some(entry) = engine.core.entry(self.qpn) else {
             return Err(PostError::State(QpState::Reset));
         };
-        if let Some(ring) = &entry.route.ring {
-            ring.expect();
+        if let Some(route) = &entry.route.local {
+            route.expect();
         }
         let result = each(&mut |request| self.post_locked(entry, request));
         self.start_posted(engine);

@@ -199,7 +199,7 @@ pub(crate) fn next_packet(
 ) -> Option<Transmit> {
     while !entry.gpu.held.as_ref().is_some_and(|held| held.has_packets()) {
         // A receiver of UDP takes an ACK first that arrives behind a request.
-        let acks_first = entry.route.ring.is_some() && entry.qp.owes_receipt();
+        let acks_first = entry.route.local.is_some() && entry.qp.owes_receipt();
         let transmit = match acks_first {
             true => entry.qp.poll_answer(true)?,
             false => entry.qp.poll_transmit(now, room, flush)?,

@@ -86,7 +86,7 @@ impl QueuePair {
 
     /// Packets in its turn; `shared`: other queue pairs use the same route.
     pub(crate) fn whole_turn(&self, shared: bool) -> u64 {
-        if self.route.ring.is_some() && !shared { SAME_HOST_TURN } else { TURN }
+        if self.route.local.is_some() && !shared { SAME_HOST_TURN } else { TURN }
     }
 
     /// The identity under which its peer accesses memory.
@@ -98,7 +98,7 @@ impl QueuePair {
 
     /// Puts it into a list of queue pairs with a delayed ACK, unless it is in one.
     pub(crate) fn delay_ack(&mut self, now: Nanos, pending_acks: &mut PendingAcks) {
-        let (index, wire) = (self.index(), self.route.ring.is_none());
+        let (index, wire) = (self.index(), self.route.local.is_none());
         self.ack.delay(now, index, wire, pending_acks);
     }
 }

@@ -1,26 +1,24 @@
 //! Where the packets of a queue pair go.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use nobounce_protocol::qp::Datagram;
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Header, Marker, Qpn, Service};
 
 use super::QueuePair;
-use crate::links::rings::PeerRing;
-use crate::links::{PeerName, peer_name};
+use crate::links::{LocalRoute, PeerName, peer_name};
 use crate::soft::local::local_peers::LocalPeers;
 use crate::soft::local::routes::Routes;
 
-/// The ring of its next packet, and for UD the routes of its datagrams.
+/// The route of its next packet, and for UD the routes of its datagrams.
 #[derive(Debug)]
 pub(crate) struct QpRoute {
-    /// The ring of a same-host peer, in which its packets are built; they have no ICRC.
-    pub(crate) ring: Option<Arc<PeerRing>>,
+    /// The route to a same-host peer, on which its packets have no ICRC.
+    pub(crate) local: Option<LocalRoute>,
     /// The peer sends through a ring of its own: packets by UDP are not the peer's.
-    pub(crate) heard_by_ring: bool,
-    /// The routes of its datagrams, for UD; `ring` is then that of the last packet.
+    pub(crate) heard_locally: bool,
+    /// The routes of its datagrams, for UD; `local` is then that of the last packet.
     pub(crate) routes: Option<Box<Routes>>,
     /// The destination of its last packet of an unreliable service.
     direction: Option<(IpAddr, Qpn)>,
@@ -29,8 +27,8 @@ pub(crate) struct QpRoute {
 impl QpRoute {
     pub(super) fn new(service: Service) -> Self {
         Self {
-            ring: None,
-            heard_by_ring: false,
+            local: None,
+            heard_locally: false,
             routes: (service == Service::Ud).then(Box::default),
             direction: None,
         }
@@ -56,20 +54,20 @@ impl QueuePair {
     /// receiver.
     pub(crate) fn choose_route(&mut self, header: &Header) {
         let to = peer_name(*self.qp.destination(), header.dest_qpn);
-        if let Some(way) = self.route.routes.as_mut().and_then(|routes| routes.turn_to(to)) {
-            self.route.ring = way;
+        if let Some(route) = self.route.routes.as_mut().and_then(|routes| routes.turn_to(to)) {
+            self.route.local = route;
         }
     }
 
-    /// The peer's ring is closed: packets to it need an ICRC again.
+    /// The route to the peer has ended: packets to it need an ICRC again.
     pub(crate) fn part_with(&mut self, gone: PeerName) {
         let was_ours = match &mut self.route.routes {
             Some(routes) => routes.forget(gone),
             None => self.peer() == gone,
         };
         if was_ours {
-            self.route.ring = None;
-            self.route.heard_by_ring = false;
+            self.route.local = None;
+            self.route.heard_locally = false;
         }
     }
 
