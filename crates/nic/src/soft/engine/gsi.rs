@@ -5,7 +5,6 @@
 //! the slot in the communication ID. Without such a device, the receiving device replies on its
 //! behalf.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -291,7 +290,7 @@ impl Engine {
         let Some(at) = [agent, blocked, waiting].into_iter().flatten().min() else { return };
         if gsi.armed.is_none_or(|armed| at < armed) {
             gsi.armed = Some(at);
-            self.core.scheduler.timers.push(Reverse((at, Timer::ConnectionManager)));
+            self.core.scheduler.set_timer(at, Timer::ConnectionManager);
         }
     }
 

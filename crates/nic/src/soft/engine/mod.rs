@@ -5,6 +5,7 @@
 //! One [`Engine::progress`] receives pending packets, lets the protocol respond, and sends. Its
 //! work is bounded, so that the lock is never held for long.
 
+pub(crate) mod account;
 pub(crate) mod build;
 pub(crate) mod completions;
 pub(crate) mod cq_state;
@@ -12,24 +13,27 @@ pub(crate) mod fetched;
 pub(crate) mod grh;
 pub(crate) mod gsi;
 pub(crate) mod host;
+pub(crate) mod icrc_checker;
 pub(crate) mod memory_windows;
 pub(crate) mod mixed;
 pub(crate) mod multicast;
 pub(crate) mod once;
 pub(crate) mod overflows;
 pub(crate) mod packet;
-pub(crate) mod parts;
 pub(crate) mod path;
 pub(crate) mod path_probe;
 pub(crate) mod peer_death;
-pub(crate) mod peers;
 pub(crate) mod presence;
 pub(crate) mod qp_table;
 pub(crate) mod queue_pair;
+mod receive;
 pub(crate) mod region;
 pub(crate) mod release;
+pub(crate) mod same_host;
 pub(crate) mod scatter;
+pub(crate) mod scheduler;
 mod selective;
+mod settle;
 pub(crate) mod snapshot;
 pub(crate) mod srqs;
 pub(crate) mod submission;
@@ -37,55 +41,39 @@ pub(crate) mod submission;
 mod submission_tests;
 pub(crate) mod timer;
 pub(crate) mod totals;
+mod transmit;
 mod turn;
 
-use std::cmp::Reverse;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, RwLock};
 
-use nobounce_protocol::qp::{QpEvent, QpState, Status};
 use nobounce_protocol::timing::Nanos;
-use nobounce_protocol::wire::{Header, Malformed, Marker, Parsed, Qpn, Service};
+use nobounce_protocol::wire::{Qpn, Service};
 
-use crate::links::OpenError;
-use crate::links::{Arrival, IcrcWriters, Link, RxDatagram, TxBatch, now_ns, peer_name};
+use crate::links::{Link, OpenError, TxBatch, now_ns};
 use crate::process::cpu::ThreadClock;
-use crate::soft::counters;
+use crate::soft::engine::account::Account;
 use crate::soft::engine::gsi::Gsi;
-use crate::soft::engine::host::{PacketHost, ReceiveSource};
+use crate::soft::engine::icrc_checker::IcrcChecker;
 use crate::soft::engine::memory_windows::Windows;
-use crate::soft::engine::multicast::Groups;
-use crate::soft::engine::overflows::Overflows;
-use crate::soft::engine::packet::put_marker;
-use crate::soft::engine::parts::{Account, CopyWaits, Markers, OverflowCursor, SameHost, Scheduler};
-use crate::soft::engine::path::{NetworkPaths, PathIndex, Sharers};
-use crate::soft::engine::path_probe::PathProbes;
+use crate::soft::engine::overflows::{Overflows, Reports};
+use crate::soft::engine::path::{NetworkPaths, Sharers};
 use crate::soft::engine::presence::{PresenceConfig, Presences};
 use crate::soft::engine::qp_table::QpTable;
-use crate::soft::engine::queue_pair::{Posted, QueuePair, complete, flushed};
+use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::region::Regions;
+use crate::soft::engine::same_host::SameHost;
+use crate::soft::engine::scheduler::Scheduler;
 use crate::soft::engine::snapshot::Keeper;
 use crate::soft::engine::srqs::Srqs;
 use crate::soft::engine::submission::Submissions;
-use crate::soft::engine::timer::Timer;
-use crate::soft::events::event::{AsyncEvent, Events};
+pub(crate) use crate::soft::engine::transmit::Answers;
+use crate::soft::events::event::Events;
 use crate::soft::limits::RESPONDER_RESOURCES;
 use crate::soft::qp_index::QpIndex;
-use crate::sync::spin::AdaptiveSpin;
-use crate::sync::spin::CALLER_SPIN_NS;
+use crate::sync::spin::{AdaptiveSpin, CALLER_SPIN_NS};
 use crate::sync::waker::{TIMER_SLACK_NS, Waker};
 
-/// Batches sent in one call.
-const MAX_BATCHES: usize = 16;
-
-/// Payload of a packet, or of coalesced packets, from which on a message does not count as short.
-const LONG: usize = 1024;
-
-/// Markers kept until they are sent; further ones are dropped, and their senders retransmit.
-const MAX_RETURNS: usize = 64;
-
-/// Peers with separate byte counters after their queue pairs are destroyed.
-const MAX_PEERS: usize = 1024;
 /// Idle calls between two timer checks: a few microseconds of polling.
 const TIMERS_EVERY: u32 = 16;
 
@@ -139,24 +127,17 @@ pub(crate) struct Core {
     pub(crate) qps: QpTable,
     pub(crate) regions: Regions,
     pub(crate) srqs: Srqs,
-    pub(crate) paths: NetworkPaths,
-    pub(crate) events: Arc<Events>,
     pub(crate) tx: TxBatch,
     /// Queue pair 1.
     pub(crate) gsi: Gsi,
-    /// Precomputed ICRCs of recent flows and packet lengths.
-    pub(crate) icrc_writers: IcrcWriters<(u16, IpAddr)>,
+    pub(crate) icrc: IcrcChecker,
     /// The submission queue.
     pub(crate) submissions: Arc<Submissions>,
     pub(crate) scheduler: Scheduler,
-    pub(crate) markers: Markers,
     pub(crate) same_host: SameHost,
-    pub(crate) copy_waits: CopyWaits,
     pub(crate) account: Account,
-    pub(crate) overflow: OverflowCursor,
+    pub(crate) reports: Reports,
     pub(crate) presences: Presences,
-    pub(crate) path_probes: PathProbes,
-    pub(crate) groups: Groups,
 }
 
 impl Engine {
@@ -174,21 +155,15 @@ impl Engine {
             qps: QpTable::new(link.slot()),
             regions: Regions::new(number, windows),
             srqs: Srqs::default(),
-            paths: NetworkPaths::new(sharers),
-            events,
             tx: TxBatch::new(link.capabilities()),
             gsi: Gsi::default(),
-            icrc_writers: IcrcWriters::new(),
+            icrc: IcrcChecker::new(),
             submissions: Arc::new(Submissions::new(has_submissions)),
-            scheduler: Scheduler::default(),
-            markers: Markers::default(),
+            scheduler: Scheduler::new(NetworkPaths::new(sharers)),
             same_host: SameHost::default(),
-            copy_waits: CopyWaits::default(),
             account: Account::default(),
-            overflow: OverflowCursor { known: overflows.count(), shared: overflows },
+            reports: Reports::new(events, overflows),
             presences: Presences::new(presence, link.receive_room()),
-            path_probes: PathProbes::default(),
-            groups: Groups::new(),
         };
         let caller = CallerWait { spin: AdaptiveSpin::adaptive(CALLER_SPIN_NS), polled_at: 0, active_at: 0 };
         Self { link, core, keeper: None, cpu: ThreadClock::default(), waker, caller }
@@ -196,12 +171,16 @@ impl Engine {
 
     /// The queue pair has a new peer, which the link may reach through shared memory.
     pub(crate) fn change_path(&mut self, index: QpIndex) {
-        self.core.change_path(index);
-        let Some(entry) = self.core.qps.get_mut(index) else { return };
+        let Core { qps, scheduler, local, .. } = &mut self.core;
+        let Some(entry) = qps.get_mut(index) else { return };
+        if let Some(old) = scheduler.change_path(entry) {
+            scheduler.wake_waiting(qps, old);
+        }
+        let Some(entry) = qps.get_mut(index) else { return };
         let peer = entry.peer();
         entry.ends_at = None;
         entry.schedule.peer_generation = None;
-        // A datagram's request names its destination (see `resolve_local_peers`); the address
+        // A datagram's request names its destination (see `SameHost`); the address
         // attribute is unused.
         entry.route.heard_locally = false;
         entry.route.local =
@@ -209,24 +188,11 @@ impl Engine {
         // Only a device of this kind has a ring.
         entry.qp.set_peer_resources(if entry.route.local.is_some() { RESPONDER_RESOURCES } else { 0 });
         if let (None, Some(path)) = (&entry.route.local, entry.schedule.path)
-            && (peer.0.is_loopback() || peer.0 == self.core.local)
+            && (peer.0.is_loopback() || peer.0 == *local)
         {
-            self.core.paths.ends_here(path, self.link.receive_room());
+            scheduler.paths.ends_here(path, self.link.receive_room());
         }
         self.core.expect_presence(now_ns(), index);
-    }
-
-    /// Resolves the local peers among datagram destinations before the first datagram is built.
-    /// Later ones must not overtake it.
-    #[cold]
-    fn resolve_local_peers(&mut self) {
-        let Self { link, core, .. } = self;
-        while let Some(index) = core.same_host.unresolved.pop() {
-            let Some(entry) = core.qps.get_mut(index) else { continue };
-            if let Some(routes) = &mut entry.route.routes {
-                routes.resolve_local_peers(&mut **link, &mut core.same_host.peers);
-            }
-        }
     }
 
     /// Makes the engine reachable.
@@ -247,7 +213,7 @@ impl Engine {
         while let Some(departed) = link.departed() {
             core.lose_peer(departed);
         }
-        if core.overflow.shared.count() != core.overflow.known {
+        if core.reports.has_overflows() {
             core.hear_of_overflows();
         }
         core.scheduler.idle_calls = if received == 0 { core.scheduler.idle_calls.wrapping_add(1) } else { 0 };
@@ -258,9 +224,7 @@ impl Engine {
         if received > 0 {
             core.scheduler.note_active(now);
         }
-        if core.markers.senders.has_unresolved() {
-            core.markers.senders.resolve_local_peers(&mut **link, &mut core.same_host.peers);
-        }
+        core.same_host.resolve_senders(&mut **link);
         core.settle_touched(now);
         core.fire_timers(now);
         if core.gsi.wanted {
@@ -272,50 +236,6 @@ impl Engine {
         // Nothing came: the delayed acknowledgements are the most urgent packets.
         self.transmit(now, if received == 0 { Answers::Due } else { Answers::Travelling });
         received
-    }
-
-    /// Sends what may leave, including the delayed ACKs that `answers` selects.
-    pub(crate) fn transmit(&mut self, now: Nanos, answers: Answers) {
-        if !self.core.same_host.unresolved.is_empty() {
-            self.resolve_local_peers();
-        }
-        self.transmit_batches(now, answers);
-        self.link.wake_peers();
-    }
-
-    fn transmit_batches(&mut self, now: Nanos, answers: Answers) {
-        for _ in 0..MAX_BATCHES {
-            if self.link.send_blocked() {
-                return; // the link reports the retry time by next_deadline()
-            }
-            if std::mem::take(&mut self.core.scheduler.answers_are_next) {
-                self.core.fill_answers(now, false);
-            }
-            let full = self.core.fill_returns() || self.core.fill_presences() || self.core.fill(now);
-            // Under a sustained load of full batches, as from long READs, delayed ACKs would starve
-            // behind them.
-            self.core.scheduler.answers_are_next = full;
-            let travels = !self.core.tx.is_empty();
-            if !full && (travels || answers != Answers::Travelling) {
-                self.core.fill_answers(now, travels || answers == Answers::All);
-            }
-            if self.core.tx.is_empty() {
-                self.core.tx.let_go();
-                return;
-            }
-            self.core.account.counters.sent_pkts += self.core.tx.count() as u64;
-            self.core.scheduler.note_active(now);
-            self.link.send(&mut self.core.tx);
-            // A full batch takes as long as several posts: submissions do not wait for all batches.
-            if !full || (answers != Answers::All && !self.core.submissions.is_empty()) {
-                return;
-            }
-        }
-    }
-
-    /// Sends the delayed ACKs.
-    pub(crate) fn send_answers(&mut self) {
-        self.transmit(now_ns(), Answers::All);
     }
 
     /// `caller` mode: a caller polls. Returns until when it should sleep, if it has polled without
@@ -343,7 +263,7 @@ impl Engine {
 
     /// Whether copies by the GPU are pending.
     pub(crate) fn awaits_copies(&self) -> bool {
-        !self.core.copy_waits.holding.is_empty() || self.core.regions.staging.is_busy()
+        self.core.awaits_copies()
     }
 
     /// When the engine must be driven if no poll follows; delayed work can wait that long. Copies
@@ -359,7 +279,7 @@ impl Engine {
         }
         // A finished copy wakes the engine thread; a stuck one is detected by polling.
         let copies = self.awaits_copies().then(|| now_ns() + TIMER_SLACK_NS);
-        let timer = self.core.scheduler.timers.peek().map(|Reverse((at, _))| *at);
+        let timer = self.core.scheduler.next_timer();
         let answer = self.core.scheduler.pending_acks.delayed.front().map(|(due, _)| *due);
         [timer, answer, copies, self.link.next_deadline()].into_iter().flatten().min()
     }
@@ -368,15 +288,19 @@ impl Engine {
 impl Core {
     /// Nothing is to be sent, and nothing waits for copies.
     fn is_idle(&self) -> bool {
-        !self.has_work() && self.copy_waits.holding.is_empty() && !self.regions.staging.is_busy()
+        !self.has_work() && !self.awaits_copies()
+    }
+
+    /// Copies by the GPU are pending.
+    fn awaits_copies(&self) -> bool {
+        !self.scheduler.copies.holding.is_empty() || self.regions.staging.is_busy()
     }
 
     /// Something is to be sent.
     fn has_work(&self) -> bool {
         !self.scheduler.ready.is_empty()
-            || !self.markers.returns.is_empty()
+            || !self.same_host.returns.is_empty()
             || self.presences.has_work()
-            || self.path_probes.has_work()
             || !self.scheduler.pending_acks.soon.is_empty()
     }
 
@@ -384,370 +308,9 @@ impl Core {
         self.qps.get_mut(QpIndex::of(qpn))
     }
 
-    pub(crate) fn remove(&mut self, qpn: Qpn) {
-        let index = QpIndex::of(qpn);
-        let Some(mut entry) = self.qps.remove(index) else { return };
-        if let Some((srq, receive)) = entry.take_open_shared() {
-            self.srqs.give_back(srq, receive);
-        }
-        if let Some(srq) = entry.posted.srq {
-            self.srqs.leave(srq);
-        }
-        self.events.forget(|event| matches!(event, AsyncEvent::Qp { qpn: of, .. } if *of == qpn));
-        self.regions.staging.forget_owner(index);
-        self.regions.unbind_qp(index);
-        counters::add(&mut self.account.counters.qps, entry.qp.counters());
-        // Bound the map: queue pairs to ever new (invented) peers must not grow it without end.
-        let peer = if self.account.moved.len() < MAX_PEERS {
-            entry.qp.attr().remote
-        } else {
-            Ipv4Addr::UNSPECIFIED.into()
-        };
-        self.account.moved.entry(peer).or_default().add(&entry.tally);
-        if let Some(path) = entry.schedule.path {
-            self.paths.charge(path, entry.schedule.charged, 0);
-            self.paths.leave(path, entry.qp.service().is_reliable());
-            self.wake_waiting(path);
-        }
-        entry.send_cq.forget_qp(qpn);
-        entry.recv_cq.forget_qp(qpn);
-    }
-
-    pub(crate) fn handle_datagram(&mut self, now: Nanos, datagram: &RxDatagram<'_>) {
-        self.account.counters.rcvd_pkts += u64::from(datagram.packets);
-        // Parse in place. A moved header would be read in other sizes than it was written in. That
-        // store-forwarding stall waits until the payload before it is stored (5 % of a receiver's
-        // time).
-        let parsed = &Header::parse(datagram.bytes);
-        let parsed = match parsed {
-            Ok(parsed) => parsed,
-            Err(malformed) => {
-                let is_ours = *malformed == Malformed::UnknownOpcode
-                    && datagram.group.is_none()
-                    && (self.handle_selective_ack(now, datagram)
-                        || self.handle_congestion_notification(now, datagram)
-                        || self.handle_marker(datagram)
-                        || self.handle_presence(now, datagram));
-                if is_ours {
-                    return;
-                }
-                self.account.counters.malformed[malformed.index()] += 1;
-                return;
-            }
-        };
-        if datagram.has_icrc && !self.check_icrc(datagram) {
-            self.account.counters.icrc_errors += 1;
-            return;
-        }
-        let header = &parsed.header;
-        // Admit receives that were posted before the peer sent this message.
-        if !header.opcode.is_response() {
-            self.take_submissions(|| now);
-        }
-        if let Some(&group) = datagram.group {
-            return self.handle_multicast(now, group, datagram, parsed);
-        }
-        if !self.qps.owns(header.dest_qpn) {
-            return self.handle_stray(datagram, parsed);
-        }
-        self.deliver(now, QpIndex::of(header.dest_qpn), datagram, parsed);
-    }
-
-    /// Lets the queue pair with that index handle a packet.
-    // Always inlined: it is most of the work for each packet.
-    #[inline(always)]
-    fn deliver(&mut self, now: Nanos, index: QpIndex, datagram: &RxDatagram<'_>, parsed: &Parsed) {
-        let header = &parsed.header;
-        let Some(entry) = self.qps.get_mut(index) else {
-            return self.handle_stray(datagram, parsed);
-        };
-        if matches!(entry.qp.state(), QpState::Reset | QpState::Init) {
-            self.account.counters.wrong_state += 1;
-            return;
-        }
-        if entry.qp.service() != Service::Ud {
-            // A peer that writes to a ring sends nothing by UDP: such a packet is forged.
-            let beside = entry.route.heard_locally && datagram.arrival == Arrival::BesideLocal;
-            if entry.qp.attr().remote != datagram.src || beside {
-                self.account.counters.wrong_peer += 1;
-                return;
-            }
-            entry.route.heard_locally |= datagram.arrival == Arrival::Local;
-            entry.schedule.heard = now;
-        }
-        let mut payload =
-            datagram.whole.unwrap_or_else(|| datagram.bytes.into()).slice(parsed.payload.clone());
-        let mut packets = u32::from(datagram.packets);
-        let taken = entry.qp.taken_of_run(header, packets, payload.len());
-        let rest;
-        let header = if taken == 0 {
-            header
-        } else {
-            payload = payload.skip(taken as usize * (payload.len() / packets as usize));
-            packets -= taken;
-            rest = Header { psn: header.psn.plus(taken), ..*header };
-            &rest
-        };
-        entry.ack.heard_long = payload.len() > LONG;
-        let Posted { receives, srq, xrc, receive_pd, sends, current, .. } = &mut entry.posted;
-        let receives = ReceiveSource::of(receives, *srq, xrc.as_mut(), &mut self.srqs);
-        let mut host = PacketHost {
-            regions: &mut self.regions,
-            pd: &mut entry.pd,
-            receive_pd,
-            payload,
-            datagram,
-            local: &self.local,
-            sends,
-            receives,
-            current,
-            psn: header.psn,
-            qp: index,
-            ticket: &mut entry.gpu.ticket,
-            tally: &mut entry.tally.inbound,
-        };
-        let handled = entry.qp.handle_run(now, (header, packets), payload.len(), &mut host);
-        self.account.counters.count_handled(handled);
-        if entry.qp.holds_packets() {
-            self.deliver_held(now, index, datagram);
-        }
-        let Some(entry) = self.qps.get_mut(index) else { return };
-        if header.has_xrceth()
-            && let Some(srq) = entry.posted.shared()
-        {
-            // The next message may name another queue.
-            self.srqs.check_limit(srq, &self.events);
-            self.srqs.publish_room(srq);
-        }
-        if datagram.marked {
-            entry.qp.handle_mark(now, header.opcode, packets);
-        }
-        entry.schedule.answered |= header.opcode.is_response();
-        if !entry.schedule.touched {
-            entry.schedule.touched = true;
-            self.scheduler.touched.push(index);
-        }
-    }
-
-    /// Returns a marker of a same-host peer, or handles a returned one; false if the packet is no
-    /// marker.
-    #[cold]
-    fn handle_marker(&mut self, datagram: &RxDatagram<'_>) -> bool {
-        let Some(marker) = Marker::parse(datagram.bytes) else { return false };
-        if !self.same_host.peers.contains(datagram.src) || !self.check_icrc(datagram) {
-            return false;
-        }
-        if !marker.returns {
-            if self.markers.returns.len() < MAX_RETURNS {
-                self.markers.senders.expect(peer_name(datagram.src, marker.from));
-                self.markers.returns.push((datagram.src, marker.returned()));
-            }
-        } else if let Some(entry) = self.entry(marker.to) {
-            entry.qp.handle_marker(marker.number);
-            entry.schedule.answered = true;
-            if !entry.schedule.touched {
-                entry.schedule.touched = true;
-                self.scheduler.touched.push(QpIndex::of(marker.to));
-            }
-        }
-        true
-    }
-
-    /// Processes the effects of received packets, once for each queue pair.
-    fn settle_touched(&mut self, now: Nanos) {
-        while let Some(index) = self.scheduler.touched.pop() {
-            let Some(entry) = self.qps.get_mut(index) else { continue };
-            if let Some(srq) = entry.posted.shared() {
-                self.srqs.check_limit(srq, &self.events);
-            }
-            self.settle(index);
-            let Some(entry) = self.qps.get_mut(index) else { continue };
-            entry.schedule.touched = false;
-            let replies = entry.qp.has_replies();
-            if replies {
-                entry.ack.note_heard(now);
-            }
-            let sends = std::mem::take(&mut entry.schedule.answered) && entry.may_send();
-            if sends || entry.qp.has_urgent_replies() || entry.qp.has_congestion_notification() {
-                self.make_ready(index);
-            } else if replies {
-                entry.delay_ack(now, &mut self.scheduler.pending_acks);
-            }
-        }
-    }
-
-    fn fire_timers(&mut self, now: Nanos) {
-        while let Some(&Reverse((at, timer))) = self.scheduler.timers.peek() {
-            if at > now {
-                return;
-            }
-            self.scheduler.timers.pop();
-            match timer {
-                Timer::QueuePair(index) => self.fire_timer_of(index, at, now),
-                // Snapshots are taken when queue pair 1 is served.
-                Timer::ConnectionManager | Timer::Snapshot => self.gsi.wanted = true,
-                Timer::PeerDeath => self.expire_dead_peers(now),
-                Timer::KeepAlive => self.ask_for_presence(now),
-                Timer::PathProbe => self.advance_path_probes(now),
-            }
-        }
-    }
-
-    fn fire_timer_of(&mut self, index: QpIndex, at: Nanos, now: Nanos) {
-        let Some(entry) = self.qps.get_mut(index) else { return };
-        if entry.schedule.armed == Some(at) {
-            entry.schedule.armed = None;
-        }
-        if entry.qp.poll_timeout().is_some_and(|due| due <= now) {
-            if entry.holds_request() {
-                entry.qp.put_off(now);
-            } else {
-                let before = entry.qp.counters().local_ack_timeout_err;
-                entry.qp.handle_timeout(now);
-                if entry.qp.counters().local_ack_timeout_err > before {
-                    self.suspect_path(now, index);
-                }
-            }
-            self.settle(index);
-            self.make_ready(index);
-        } else {
-            self.arm(index);
-        }
-    }
-
-    /// Puts the queue pair's next timeout on the heap, unless an earlier entry exists.
-    fn arm(&mut self, index: QpIndex) {
-        let Some(entry) = self.qps.get_mut(index) else { return };
-        let Some(at) = entry.qp.poll_timeout() else { return };
-        if entry.schedule.armed.is_none_or(|armed| at < armed) {
-            entry.schedule.armed = Some(at);
-            self.scheduler.timers.push(Reverse((at, Timer::QueuePair(index))));
-        }
-    }
-
     pub(crate) fn make_ready(&mut self, index: QpIndex) {
-        let Some(entry) = self.qps.get_mut(index) else { return };
-        if !entry.schedule.ready {
-            entry.schedule.ready = true;
-            self.scheduler.ready.push_back(index);
+        if let Some(entry) = self.qps.get_mut(index) {
+            self.scheduler.make_ready(entry);
         }
     }
-
-    /// Collects the results of the last protocol call: completions, events, freed requests and
-    /// room.
-    pub(crate) fn settle(&mut self, index: QpIndex) {
-        let Some(entry) = self.qps.get_mut(index) else { return };
-        let mut overflowed = None;
-        let staging = &self.regions.staging;
-        // Before the completions: an application that has one may post again.
-        entry.publish_room();
-        if let Some(srq) = entry.posted.shared() {
-            self.srqs.publish_room(srq);
-        }
-        while let Some(completion) = entry.qp.poll_completion() {
-            if completion.status != Status::Success {
-                self.account.counters.count_failed(completion.status);
-                // It may come long after the last packet.
-                self.scheduler.note_active(now_ns());
-            }
-            overflowed = complete(entry, staging, completion).or(overflowed);
-        }
-        while let Some(event) = entry.qp.poll_event() {
-            self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event });
-        }
-        if entry.qp.state() == QpState::Error {
-            while let Some(posted) = entry.posted.receives.pop_front() {
-                entry.publish_room();
-                self.account.counters.count_failed(Status::Flushed);
-                overflowed = complete(entry, staging, flushed(&posted)).or(overflowed);
-            }
-            entry.posted.current = None;
-            entry.gpu.prefetches = None;
-            if entry.ends_sharing() {
-                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::LastWqeReached });
-            }
-        }
-        if entry.joins_holding() {
-            self.copy_waits.holding.push(index);
-        }
-        let oldest = entry.qp.oldest_serial();
-        while entry.posted.sends.front().is_some_and(|send| send.serial < oldest) {
-            entry.posted.sends.pop_front();
-        }
-        self.recharge(index);
-        if let Some(cq) = overflowed {
-            self.stop_users_of(cq);
-        }
-    }
-
-    /// Updates the path's charge, and wakes other queue pairs for the freed room.
-    pub(crate) fn recharge(&mut self, index: QpIndex) {
-        let Some(entry) = self.qps.get_mut(index) else { return };
-        let outstanding = entry.qp.outstanding();
-        let Some(path) = entry.schedule.path else { return };
-        let freed = outstanding < entry.schedule.charged;
-        self.paths.charge(path, entry.schedule.charged, outstanding);
-        entry.schedule.charged = outstanding;
-        if freed {
-            self.wake_waiting(path);
-        }
-    }
-
-    /// The queue pair has a new peer: its packets are charged to another path from now on.
-    fn change_path(&mut self, index: QpIndex) {
-        let Some(entry) = self.qps.get_mut(index) else { return };
-        let (remote, slot) = entry.peer();
-        let reliable = entry.qp.service().is_reliable();
-        let new = self.paths.join(remote, slot, reliable);
-        let old = entry.schedule.path.replace(new);
-        let charged = std::mem::take(&mut entry.schedule.charged);
-        // It no longer waits on the old path; otherwise it would never join the new path's queue.
-        entry.schedule.waiting = false;
-        if let Some(old) = old {
-            self.paths.charge(old, charged, 0);
-            self.paths.leave(old, reliable);
-            self.wake_waiting(old);
-        }
-    }
-
-    /// Lets the next queue pair that waits for room retry, if there is room. One is enough: when
-    /// its turn is over and room is left, the next one follows.
-    fn wake_waiting(&mut self, path: PathIndex) {
-        while let Some(index) = self.paths.wake(path) {
-            if let Some(entry) = self.qps.get_mut(index) {
-                entry.schedule.waiting = false;
-                self.make_ready(index);
-                return;
-            }
-        }
-    }
-
-    /// Asks for presence and answers; whether the batch is full.
-    fn fill_presences(&mut self) -> bool {
-        (self.presences.has_work() && self.presences.fill(&mut self.tx))
-            || (self.path_probes.has_work() && self.path_probes.fill(&mut self.tx))
-    }
-
-    /// Returns markers; whether the batch is full.
-    fn fill_returns(&mut self) -> bool {
-        while let Some((to, marker)) = self.markers.returns.pop() {
-            if !self.tx.has_room() {
-                self.markers.returns.push((to, marker));
-                return true;
-            }
-            put_marker(&mut self.tx, to, 0, &marker);
-            self.account.counters.sent_markers += 1;
-        }
-        false
-    }
-}
-
-/// Which of the delayed ACKs leave now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answers {
-    /// Those that can piggyback on a request.
-    Travelling,
-    /// Also those whose delay has expired.
-    Due,
-    All,
 }

@@ -66,7 +66,7 @@ impl Engine {
             return Err(GroupError::Address { group, local });
         }
         let DeviceLimits { max_groups, max_group_qps, .. } = DeviceLimits::OURS;
-        let groups = &mut self.core.groups;
+        let groups = &mut self.core.qps.groups;
         if !groups.contains_key(&group) {
             if groups.len() >= max_groups {
                 return Err(GroupError::TooMany { name: "multicast groups", max: max_groups });
@@ -86,12 +86,12 @@ impl Engine {
 
     /// Detaches a queue pair; whether it was attached. The last one leaves the group.
     pub(crate) fn detach(&mut self, qpn: Qpn, group: IpAddr) -> bool {
-        let Some(attached) = self.core.groups.get_mut(&group) else { return false };
+        let Some(attached) = self.core.qps.groups.get_mut(&group) else { return false };
         let before = attached.len();
         attached.retain(|other| *other != qpn);
         let was_attached = attached.len() < before;
         if attached.is_empty() {
-            self.core.groups.remove(&group);
+            self.core.qps.groups.remove(&group);
             self.link.leave_group(group);
         }
         was_attached
@@ -99,7 +99,7 @@ impl Engine {
 
     /// Detaches a queue pair from all groups.
     pub(crate) fn detach_from_all(&mut self, qpn: Qpn) {
-        let groups = self.core.groups.iter().filter(|(_, attached)| attached.contains(&qpn));
+        let groups = self.core.qps.groups.iter().filter(|(_, attached)| attached.contains(&qpn));
         for group in groups.map(|(group, _)| *group).collect::<Vec<_>>() {
             self.detach(qpn, group);
         }
@@ -109,7 +109,7 @@ impl Engine {
 impl Core {
     /// Whether a queue pair is attached to a group.
     pub(crate) fn is_attached(&self, qpn: Qpn) -> bool {
-        self.groups.values().any(|attached| attached.contains(&qpn))
+        self.qps.groups.values().any(|attached| attached.contains(&qpn))
     }
 
     /// Gives a copy to each attached queue pair.
@@ -121,7 +121,7 @@ impl Core {
         datagram: &RxDatagram<'_>,
         parsed: &Parsed,
     ) {
-        let attached = self.groups.get(&group).filter(|_| parsed.header.dest_qpn == Qpn::MULTICAST);
+        let attached = self.qps.groups.get(&group).filter(|_| parsed.header.dest_qpn == Qpn::MULTICAST);
         let Some(attached) = attached.cloned() else {
             self.account.counters.no_such_qp += 1;
             return;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nobounce_protocol::qp::{QpAttr, QpEvent, QpState};
 
 use crate::soft::engine::Core;
-use crate::soft::events::event::AsyncEvent;
+use crate::soft::events::event::{AsyncEvent, Events};
 use crate::sync::waker::Waker;
 
 /// The completion queues that overflowed, in order: each appears once.
@@ -51,19 +51,45 @@ impl Overflows {
     }
 }
 
+/// Where an engine reports what the application and the device's other engines must know.
+#[derive(Debug)]
+pub(crate) struct Reports {
+    pub(crate) events: Arc<Events>,
+    overflows: Arc<Overflows>,
+    /// Overflows that this engine has handled.
+    known: usize,
+}
+
+impl Reports {
+    pub(crate) fn new(events: Arc<Events>, overflows: Arc<Overflows>) -> Self {
+        Self { events, known: overflows.count(), overflows }
+    }
+
+    /// Whether there are overflows that this engine has not handled.
+    #[inline]
+    pub(crate) fn has_overflows(&self) -> bool {
+        self.overflows.count() != self.known
+    }
+
+    /// A completion queue overflowed here. The other engines handle it later, and this one sees it
+    /// once more.
+    fn tell_overflow(&self, cq: u32) {
+        self.events.push(AsyncEvent::CqOverflow { cq });
+        self.overflows.tell(cq);
+    }
+}
+
 impl Core {
     /// A completion queue overflowed: its queue pairs must not continue.
     pub(crate) fn stop_users_of(&mut self, cq: u32) {
-        self.events.push(AsyncEvent::CqOverflow { cq });
-        // The other engines handle it later, and this one sees it once more.
-        self.overflow.shared.tell(cq);
+        self.reports.tell_overflow(cq);
         self.stop_own_users_of(cq);
     }
 
     /// A completion queue overflowed, perhaps in another engine.
     #[cold]
     pub(crate) fn hear_of_overflows(&mut self) {
-        for cq in self.overflow.shared.since(&mut self.overflow.known) {
+        for cq in self.reports.overflows.since(&mut self.reports.known) {
             self.stop_own_users_of(cq);
         }
     }
@@ -75,7 +101,7 @@ impl Core {
             if uses && !matches!(entry.qp.state(), QpState::Error | QpState::Reset) {
                 let to_error = QpAttr::to_state(QpState::Error);
                 let _ = entry.qp.modify(&to_error); // any state may go to the error state
-                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
+                self.reports.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::Fatal });
                 self.settle(index);
             }
         }

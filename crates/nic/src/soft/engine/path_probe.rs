@@ -7,7 +7,6 @@
 //! ones are answered, the next smaller MTU is probed. A peer that answers none is another RoCE
 //! device; nothing is known of its path.
 
-use std::cmp::Reverse;
 use std::net::IpAddr;
 
 use nobounce_protocol::qp::Mtu;
@@ -195,7 +194,7 @@ impl Core {
             PathMtu::Probing
         };
         let (ours, theirs) = (entry.qpn, entry.qp.attr().dest_qpn);
-        let probes = &mut self.path_probes.probes;
+        let probes = &mut self.presences.probes.probes;
         probes.retain(|probe| probe.peer != peer);
         if probes.len() == MAX_PROBES {
             probes.remove(0);
@@ -223,7 +222,7 @@ impl Core {
     #[cold]
     pub(crate) fn suspect_path(&mut self, now: Nanos, index: QpIndex) {
         let peer = self.qps.get(index).map(QueuePair::peer);
-        if peer.is_some_and(|peer| self.path_probes.result(peer) == PathMtu::Unknown) {
+        if peer.is_some_and(|peer| self.presences.probes.result(peer) == PathMtu::Unknown) {
             self.probe_path(now, index);
         }
     }
@@ -231,14 +230,15 @@ impl Core {
     /// Sends the requests whose time has come.
     #[cold]
     pub(crate) fn advance_path_probes(&mut self, now: Nanos) {
-        let PathProbes { probes, requests } = &mut self.path_probes;
+        let ours = self.presences.ours;
+        let PathProbes { probes, requests } = &mut self.presences.probes;
         let mut next: Option<Nanos> = None;
         for probe in probes.iter_mut().filter(|probe| probe.result == PathMtu::Probing) {
             if probe.next_at <= now {
                 if !probe.step(now) {
                     continue;
                 }
-                let request = |nonce| self.presences.request(probe.theirs, probe.ours, nonce);
+                let request = |nonce| ours.request(probe.theirs, probe.ours, nonce);
                 let long = HEADERS + probe.mtu.bytes() as usize + ICRC_LEN;
                 // The last leaves first: a long packet must not follow a short one in a GSO send.
                 let (short_nonce, long_nonce) = probe.nonces();
@@ -248,7 +248,7 @@ impl Core {
             next = Some(next.map_or(probe.next_at, |next| next.min(probe.next_at)));
         }
         if let Some(next) = next {
-            self.scheduler.timers.push(Reverse((next, Timer::PathProbe)));
+            self.scheduler.set_timer(next, Timer::PathProbe);
         }
     }
 }

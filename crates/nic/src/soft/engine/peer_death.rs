@@ -6,8 +6,6 @@
 //! ended without one go to the error state. They get an event and flushed receives, as after
 //! exhausted retries.
 
-use std::cmp::Reverse;
-
 use nobounce_protocol::timing::Nanos;
 
 use crate::links::{Departed, now_ns};
@@ -31,9 +29,9 @@ impl Core {
                 entry.ends_at = Some(end);
             }
         }
-        self.markers.senders.forget(peer);
+        self.same_host.senders.forget(peer);
         if died {
-            self.scheduler.timers.push(Reverse((end, Timer::PeerDeath)));
+            self.scheduler.set_timer(end, Timer::PeerDeath);
         }
     }
 

@@ -13,7 +13,6 @@
 //!
 //! Every nobounce device answers, whether it asks or not.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -26,6 +25,7 @@ use crate::links::{PeerName, RxDatagram, TxBatch, peer_name};
 use crate::process::random::random_u32;
 use crate::soft::config::{Config, Retransmit};
 use crate::soft::engine::Core;
+use crate::soft::engine::path_probe::PathProbes;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::engine::timer::Timer;
 use crate::soft::limits::RESPONDER_RESOURCES;
@@ -74,44 +74,19 @@ impl KnownPeer {
     }
 }
 
-/// What the engine knows of its peers' presence.
-#[derive(Debug)]
-pub(crate) struct Presences {
-    interval: Option<Nanos>,
+/// What this device says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnPresence {
+    /// It retransmits selectively.
     selective: bool,
     generation: u64,
-    /// KiB of this device's socket buffer.
+    /// KiB of its socket buffer.
     receive_room: u16,
-    peers: HashMap<PeerName, KnownPeer>,
-    answers: Vec<(IpAddr, Presence)>,
-    requests: Vec<(IpAddr, Presence)>,
-    /// When the timer fires.
-    armed: Option<Nanos>,
 }
 
-impl Presences {
-    pub(crate) fn new(config: PresenceConfig, receive_room: u64) -> Self {
-        let interval =
-            config.keep_alive.map(|interval| Nanos::try_from(interval.as_nanos()).unwrap_or(Nanos::MAX / 8));
-        Self {
-            interval,
-            selective: config.selective,
-            generation: u64::from(random_u32()) << 32 | u64::from(random_u32()),
-            receive_room: u16::try_from(receive_room >> 10).unwrap_or(u16::MAX),
-            peers: HashMap::new(),
-            answers: Vec::new(),
-            requests: Vec::new(),
-            armed: None,
-        }
-    }
-
-    /// Whether this device retransmits selectively.
-    pub(crate) const fn is_selective(&self) -> bool {
-        self.selective
-    }
-
+impl OwnPresence {
     /// A request from this device.
-    pub(crate) const fn request(&self, to: Qpn, from: Qpn, nonce: u32) -> Presence {
+    pub(super) const fn request(&self, to: Qpn, from: Qpn, nonce: u32) -> Presence {
         Presence {
             is_answer: false,
             to,
@@ -124,25 +99,68 @@ impl Presences {
         }
     }
 
+    /// The answer to a request.
+    fn answer(&self, request: &Presence) -> Presence {
+        request.answer(self.generation, self.capabilities(), self.receive_room)
+    }
+
     const fn capabilities(&self) -> u64 {
         if self.selective { Capabilities::OURS } else { Capabilities::OURS & !Capabilities::SELECTIVE }
+    }
+}
+
+/// What the engine knows of its peers' presence.
+#[derive(Debug)]
+pub(crate) struct Presences {
+    interval: Option<Nanos>,
+    pub(super) ours: OwnPresence,
+    peers: HashMap<PeerName, KnownPeer>,
+    pub(crate) probes: PathProbes,
+    answers: Vec<(IpAddr, Presence)>,
+    requests: Vec<(IpAddr, Presence)>,
+    /// When the timer fires.
+    armed: Option<Nanos>,
+}
+
+impl Presences {
+    pub(crate) fn new(config: PresenceConfig, receive_room: u64) -> Self {
+        let interval =
+            config.keep_alive.map(|interval| Nanos::try_from(interval.as_nanos()).unwrap_or(Nanos::MAX / 8));
+        Self {
+            interval,
+            ours: OwnPresence {
+                selective: config.selective,
+                generation: u64::from(random_u32()) << 32 | u64::from(random_u32()),
+                receive_room: u16::try_from(receive_room >> 10).unwrap_or(u16::MAX),
+            },
+            peers: HashMap::new(),
+            probes: PathProbes::default(),
+            answers: Vec::new(),
+            requests: Vec::new(),
+            armed: None,
+        }
+    }
+
+    /// Whether this device retransmits selectively.
+    pub(crate) const fn is_selective(&self) -> bool {
+        self.ours.selective
     }
 
     /// Whether something is to be sent.
     pub(crate) fn has_work(&self) -> bool {
-        !self.answers.is_empty() || !self.requests.is_empty()
+        !self.answers.is_empty() || !self.requests.is_empty() || self.probes.has_work()
     }
 
     /// Puts requests and answers into the batch; whether it is full.
     pub(crate) fn fill(&mut self, tx: &mut TxBatch) -> bool {
-        while self.has_work() {
+        while !self.answers.is_empty() || !self.requests.is_empty() {
             if !tx.has_room() {
                 return true;
             }
             let Some((to, presence)) = self.answers.pop().or_else(|| self.requests.pop()) else { break };
             tx.put(to, 0, Presence::LEN, |room| presence.emit(room));
         }
-        false
+        self.probes.fill(tx)
     }
 }
 
@@ -156,7 +174,7 @@ struct Seen {
 impl Core {
     /// A queue pair was connected: its peer is asked soon, also if it answered before.
     pub(crate) fn expect_presence(&mut self, now: Nanos, index: QpIndex) {
-        let Presences { interval, selective, .. } = self.presences;
+        let Presences { interval, ours: OwnPresence { selective, .. }, .. } = self.presences;
         let Some(entry) = self.qps.get(index) else { return };
         if entry.route.local.is_some()
             || !entry.qp.service().is_reliable()
@@ -173,7 +191,7 @@ impl Core {
     fn arm_presence(&mut self, at: Nanos) {
         if self.presences.armed.is_none_or(|armed| at < armed) {
             self.presences.armed = Some(at);
-            self.scheduler.timers.push(Reverse((at, Timer::KeepAlive)));
+            self.scheduler.set_timer(at, Timer::KeepAlive);
         }
     }
 
@@ -237,7 +255,7 @@ impl Core {
             peer.asked += 1;
             next = Some(next.map_or(again, |next| next.min(again)));
             let nonce = peer.nonce;
-            let request = self.presences.request(theirs, ours, nonce);
+            let request = self.presences.ours.request(theirs, ours, nonce);
             self.presences.requests.push((name.0, request));
         }
         for name in lost {
@@ -255,7 +273,7 @@ impl Core {
         for entry in self.qps.iter_mut().filter(|entry| entry.peer() == name) {
             entry.ends_at = Some(now);
         }
-        self.scheduler.timers.push(Reverse((now, Timer::PeerDeath)));
+        self.scheduler.set_timer(now, Timer::PeerDeath);
     }
 
     /// Handles a request or an answer; false if the packet is neither, or not from a peer.
@@ -264,7 +282,7 @@ impl Core {
         let Some(presence) = Presence::parse(datagram.bytes) else { return false };
         let from = datagram.src;
         let ours = self.qps.owns(presence.to);
-        if !ours || (datagram.has_icrc && !self.check_icrc(datagram)) {
+        if !ours || (datagram.has_icrc && !self.icrc.is_valid(self.local, datagram)) {
             return false;
         }
         // The queue pair may be gone while others to the same peer live.
@@ -290,13 +308,12 @@ impl Core {
                 }
             }
             if self.presences.answers.len() < MAX_ANSWERS {
-                let Presences { generation, receive_room, .. } = self.presences;
-                let answer = presence.answer(generation, self.presences.capabilities(), receive_room);
+                let answer = self.presences.ours.answer(&presence);
                 self.presences.answers.push((from, answer));
             }
             return true;
         }
-        if self.path_probes.hear(name, presence.nonce) {
+        if self.presences.probes.hear(name, presence.nonce) {
             return true;
         }
         let has_interval = self.presences.interval.is_some();
@@ -324,7 +341,7 @@ impl Core {
             }
             // Earlier versions tell none.
             if let Some(path) = entry.schedule.path.filter(|_| presence.receive_room > 0) {
-                self.paths.set_receive_room(path, u64::from(presence.receive_room) << 10);
+                self.scheduler.paths.set_receive_room(path, u64::from(presence.receive_room) << 10);
             }
         }
         if is_selective {
@@ -332,7 +349,7 @@ impl Core {
         }
         if stale {
             tracing::warn!(peer = %from, "its device was opened anew: queue pairs to the old one end in error");
-            self.scheduler.timers.push(Reverse((now, Timer::PeerDeath)));
+            self.scheduler.set_timer(now, Timer::PeerDeath);
         }
         true
     }

@@ -6,6 +6,7 @@ use nobounce_protocol::wire::Qpn;
 
 use crate::links::slot_of;
 use crate::process::random::random_u32;
+use crate::soft::engine::multicast::Groups;
 use crate::soft::engine::queue_pair::QueuePair;
 use crate::soft::limits::MAX_QPS;
 use crate::soft::qp_index::QpIndex;
@@ -22,11 +23,13 @@ pub(crate) struct QpTable {
     places: Vec<Option<Box<QueuePair>>>,
     /// Places without a queue pair, the one released last at the end.
     free: VecDeque<QpIndex>,
+    /// Those attached to multicast groups.
+    pub(crate) groups: Groups,
 }
 
 impl QpTable {
     pub(crate) const fn new(slot: u8) -> Self {
-        Self { slot, places: Vec::new(), free: VecDeque::new() }
+        Self { slot, places: Vec::new(), free: VecDeque::new(), groups: Groups::new() }
     }
 
     /// The link has another slot now.

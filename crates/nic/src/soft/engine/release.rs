@@ -20,7 +20,7 @@ impl Engine {
     /// Waits briefly until copies into GPU memory are over, and sends the ACKs that waited for
     /// them: before the device closes.
     pub(crate) fn drain(&mut self) {
-        if !self.core.copy_waits.holding.is_empty() || self.core.regions.staging.is_busy() {
+        if !self.core.scheduler.copies.holding.is_empty() || self.core.regions.staging.is_busy() {
             self.core.regions.staging.drain(RELEASE_TIMEOUT);
             self.core.release_held();
         }
@@ -42,7 +42,7 @@ impl Engine {
 impl Core {
     /// Starts the collected copies, and releases what waited for finished ones.
     pub(crate) fn release_held(&mut self) {
-        if self.copy_waits.holding.is_empty() && !self.regions.staging.is_busy() {
+        if self.scheduler.copies.holding.is_empty() && !self.regions.staging.is_busy() {
             return;
         }
         self.regions.staging.flush();
@@ -55,10 +55,10 @@ impl Core {
         while let Some(index) = self.regions.staging.take_failed() {
             self.fail_placement(index);
         }
-        if std::mem::take(&mut self.copy_waits.starved) {
+        if std::mem::take(&mut self.scheduler.copies.starved) {
             self.free_chunks();
         }
-        for index in std::mem::take(&mut self.copy_waits.holding) {
+        for index in std::mem::take(&mut self.scheduler.copies.holding) {
             let Some(entry) = self.qps.get_mut(index) else {
                 continue;
             };
@@ -73,14 +73,14 @@ impl Core {
             held.listed = !held.is_empty();
             let sends = held.has_packets();
             if held.listed {
-                self.copy_waits.holding.push(index);
+                self.scheduler.copies.holding.push(index);
             }
             let mut overflowed = None;
             for completion in over {
                 overflowed = deliver(entry, completion).or(overflowed);
             }
             if entry.ends_sharing() {
-                self.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::LastWqeReached });
+                self.reports.events.push(AsyncEvent::Qp { qpn: entry.qpn, event: QpEvent::LastWqeReached });
             }
             if sends {
                 self.make_ready(index);
@@ -126,7 +126,7 @@ impl Core {
         // Round-robin: begins behind the reclaim cursor, so that it is not always the same.
         let richest = self
             .qps
-            .indexes_behind(self.copy_waits.reclaim_cursor)
+            .indexes_behind(self.scheduler.copies.reclaim_cursor)
             .max_by_key(|index| self.qps.get(*index).map_or(0, spare));
         if let Some(index) = richest
             && let Some(entry) = self.qps.get_mut(index)
@@ -134,7 +134,7 @@ impl Core {
             && let Some(prefetches) = &mut entry.gpu.prefetches
         {
             prefetches.give_up_last();
-            self.copy_waits.reclaim_cursor = index;
+            self.scheduler.copies.reclaim_cursor = index;
         }
     }
 }

@@ -47,7 +47,10 @@ impl Core {
     pub(crate) fn handle_selective_ack(&mut self, now: Nanos, datagram: &RxDatagram<'_>) -> bool {
         let Some(ack) = SelectiveAck::parse(datagram.bytes) else { return false };
         let ours = self.qps.owns(ack.to);
-        if !ours || !self.presences.is_selective() || (datagram.has_icrc && !self.check_icrc(datagram)) {
+        if !ours
+            || !self.presences.is_selective()
+            || (datagram.has_icrc && !self.icrc.is_valid(self.local, datagram))
+        {
             return false;
         }
         let Some(entry) = self.entry(ack.to) else { return false };
@@ -66,7 +69,7 @@ impl Core {
             return false;
         };
         let ours = self.qps.owns(to);
-        if !ours || (datagram.has_icrc && !self.check_icrc(datagram)) {
+        if !ours || (datagram.has_icrc && !self.icrc.is_valid(self.local, datagram)) {
             return false;
         }
         let Some(entry) = self.entry(to) else { return false };
@@ -81,12 +84,9 @@ impl Core {
 
     fn note_answered(&mut self, now: Nanos, to: Qpn, handled: Handled) {
         self.account.counters.count_handled(handled);
-        let Some(entry) = self.entry(to) else { return };
+        let Some(entry) = self.qps.get_mut(QpIndex::of(to)) else { return };
         (entry.schedule.heard, entry.schedule.answered) = (now, true);
-        if !entry.schedule.touched {
-            entry.schedule.touched = true;
-            self.scheduler.touched.push(QpIndex::of(to));
-        }
+        self.scheduler.touch(entry);
     }
 
     /// A gap may have closed: delivers the packets behind it.
@@ -117,7 +117,7 @@ impl Core {
             if held.header.has_xrceth()
                 && let Some(srq) = entry.posted.shared()
             {
-                self.srqs.check_limit(srq, &self.events);
+                self.srqs.check_limit(srq, &self.reports.events);
                 self.srqs.publish_room(srq);
             }
         }

@@ -15,7 +15,7 @@ use nobounce_protocol::timing::Nanos;
 
 use crate::process::private_file;
 use crate::soft::engine::Engine;
-use crate::soft::engine::parts::SnapshotTimer;
+use crate::soft::engine::scheduler::SnapshotTimer;
 use crate::soft::engine::totals::{self, Totals};
 
 /// Bytes of each of the two slots in the file. They are written alternately, so that one is always

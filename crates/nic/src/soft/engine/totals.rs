@@ -94,6 +94,7 @@ impl Core {
         let mut total = self.account.counters;
         total.refused_access = self.regions.refused;
         total.memory_faults = self.regions.faults;
+        total.icrc_solved = self.icrc.solved;
         for moved in self.moved_by_peer().values() {
             total.placed_bytes += moved.inbound.bytes();
             total.gathered_bytes += moved.outbound.bytes();

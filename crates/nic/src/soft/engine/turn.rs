@@ -84,7 +84,8 @@ impl Core {
 
     /// Lets one queue pair send.
     fn turn(&mut self, now: Nanos, index: QpIndex, flush: bool) -> Turn {
-        let Self { qps, tx, regions, paths, copy_waits, same_host, .. } = self;
+        let Self { qps, tx, regions, scheduler, same_host, .. } = self;
+        let paths = &scheduler.paths;
         let Some(entry) = qps.get_mut(index) else { return Turn::Done };
         let path = entry.schedule.path;
         let room = path.map_or(0, |path| paths.room(path));
@@ -105,7 +106,7 @@ impl Core {
             tx,
             regions,
             local_peers: &mut same_host.peers,
-            starved: &mut copy_waits.starved,
+            starved: &mut scheduler.copies.starved,
         };
         let (turn, faulted) = match sending.run() {
             Ok(turn) => (turn, None),
@@ -123,15 +124,17 @@ impl Core {
             self.recharge(index);
         }
         if let Some(path) = path {
-            self.wake_waiting(path);
+            self.scheduler.wake_waiting(&mut self.qps, path);
         }
-        self.arm(index);
+        if let Some(entry) = self.qps.get_mut(index) {
+            self.scheduler.arm(entry);
+        }
         turn
     }
 
     /// The packets of a turn are built: markers, delayed ACKs, and the wait for room of the path.
     fn end_turn(&mut self, now: Nanos, index: QpIndex, turn: Turn, shared: bool) -> Turn {
-        let Self { qps, tx, regions, paths, scheduler, copy_waits, account, .. } = self;
+        let Self { qps, tx, regions, scheduler, account, .. } = self;
         let Some(entry) = qps.get_mut(index) else { return turn };
         let mut turn = turn;
         if scheduler.ready.is_empty() {
@@ -160,20 +163,12 @@ impl Core {
                 turn = Turn::BatchFull;
             }
         }
-        if entry.joins_holding() {
-            copy_waits.holding.push(index);
-        }
+        scheduler.note_held(entry);
         if turn != Turn::BatchFull {
             entry.schedule.turn_left = entry.whole_turn(shared);
         }
         if turn == Turn::Done {
-            if let Some(path) = entry.schedule.path
-                && entry.qp.is_path_limited()
-                && !entry.schedule.waiting
-            {
-                entry.schedule.waiting = true;
-                paths.wait(path, index);
-            }
+            scheduler.wait_for_room(entry);
             if entry.qp.has_replies() {
                 entry.delay_ack(now, &mut scheduler.pending_acks);
             }

@@ -272,7 +272,7 @@ impl Qp {
     pub fn path_mtu(&self) -> PathMtu {
         let Some(mut engine) = self.handle.lock() else { return PathMtu::Unknown };
         let peer = engine.core.entry(self.qpn).map(|entry| entry.peer());
-        peer.map_or(PathMtu::Unknown, |peer| engine.core.path_probes.result(peer))
+        peer.map_or(PathMtu::Unknown, |peer| engine.core.presences.probes.result(peer))
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut QueuePair) -> T) -> Option<T> {

@@ -108,7 +108,7 @@ impl ThreadDriver {
     /// A program that waits for completions must learn that none will come.
     fn report_panic(&self) {
         tracing::error!("an engine thread panicked: the device is dead (IBV_EVENT_DEVICE_FATAL)");
-        self.engine.lock_to_drive().core.events.push(AsyncEvent::DeviceFatal);
+        self.engine.lock_to_drive().core.reports.events.push(AsyncEvent::DeviceFatal);
     }
 
     fn is_stopped(&self) -> bool {

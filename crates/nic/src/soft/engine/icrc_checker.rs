@@ -1,4 +1,4 @@
-//! IP identification policy of each peer, and ICRC checks.
+//! Checks of ICRCs, with the IP identification policy of each peer.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -6,8 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use nobounce_protocol::wire::icrc::{Flow, IcrcCheck};
 use nobounce_protocol::wire::{IdPolicy, IdVerdict, ROCE_PORT};
 
-use crate::links::RxDatagram;
-use crate::soft::engine::Core;
+use crate::links::{IcrcWriters, RxDatagram};
 
 /// Peers remembered. Source addresses can be spoofed: when there are too many, all are dropped and
 /// learnt anew.
@@ -15,20 +14,20 @@ const MAX_PEERS: usize = 1024;
 
 /// The policy of every peer, with the latest one cached.
 #[derive(Debug)]
-pub(crate) struct Peers {
+struct IdPolicies {
     last: (IpAddr, IdPolicy),
     others: HashMap<IpAddr, IdPolicy>,
 }
 
-impl Default for Peers {
+impl Default for IdPolicies {
     fn default() -> Self {
         Self { last: (Ipv4Addr::UNSPECIFIED.into(), IdPolicy::default()), others: HashMap::new() }
     }
 }
 
-impl Peers {
+impl IdPolicies {
     /// The policy of this peer.
-    pub(crate) fn policy(&mut self, peer: IpAddr) -> &mut IdPolicy {
+    fn of(&mut self, peer: IpAddr) -> &mut IdPolicy {
         if self.last.0 != peer {
             if self.others.len() >= MAX_PEERS {
                 self.others.clear();
@@ -41,17 +40,31 @@ impl Peers {
     }
 }
 
-impl Core {
-    /// Whether the ICRC is correct.
-    pub(crate) fn check_icrc(&mut self, datagram: &RxDatagram<'_>) -> bool {
-        let policy = self.account.peers.policy(datagram.src);
+/// Checks the ICRCs of what an engine receives.
+#[derive(Debug)]
+pub(crate) struct IcrcChecker {
+    /// Precomputed ICRCs of recent flows and packet lengths.
+    writers: IcrcWriters<(u16, IpAddr)>,
+    policies: IdPolicies,
+    /// Packets whose IP identification was found.
+    pub(crate) solved: u64,
+}
+
+impl IcrcChecker {
+    pub(crate) fn new() -> Self {
+        Self { writers: IcrcWriters::new(), policies: IdPolicies::default(), solved: 0 }
+    }
+
+    /// Whether the ICRC of a packet to this address is correct.
+    pub(crate) fn is_valid(&mut self, local: IpAddr, datagram: &RxDatagram<'_>) -> bool {
+        let policy = self.policies.of(datagram.src);
         let RxDatagram { src, src_port, bytes, ip_id, group, .. } = *datagram;
         let flow = |dst| Flow { src, dst, src_port, dst_port: ROCE_PORT };
         let checked = if let Some(&group) = group {
             flow(group).verify(policy.guess(ip_id), bytes)
         } else {
-            let place = self.icrc_writers.find((src_port, src), bytes.len(), || flow(self.local));
-            let Some(icrc_writer) = self.icrc_writers.get(place) else { return false };
+            let place = self.writers.find((src_port, src), bytes.len(), || flow(local));
+            let Some(icrc_writer) = self.writers.get(place) else { return false };
             icrc_writer.verify(policy.guess(ip_id), bytes)
         };
         match checked {
@@ -59,7 +72,7 @@ impl Core {
             IcrcCheck::Valid { ip_id: None } => true,
             IcrcCheck::Valid { ip_id: Some(id) } => {
                 let verdict = policy.accept(id);
-                self.account.counters.icrc_solved += u64::from(verdict == IdVerdict::Solved);
+                self.solved += u64::from(verdict == IdVerdict::Solved);
                 verdict.is_accepted()
             }
         }
@@ -72,16 +85,16 @@ mod tests {
 
     #[test]
     fn each_peer_keeps_its_own_and_their_number_is_bounded() {
-        let mut peers = Peers::default();
+        let mut peers = IdPolicies::default();
         let solving: IpAddr = [10, 0, 0, 1].into();
         for id in [5000, 5001, 5002] {
-            peers.policy(solving).accept(id);
+            peers.of(solving).accept(id);
         }
-        assert!(peers.policy(solving).is_solving());
-        assert!(!peers.policy([10, 0, 0, 2].into()).is_solving());
-        assert!(peers.policy(solving).is_solving(), "remembered while another was heard");
+        assert!(peers.of(solving).is_solving());
+        assert!(!peers.of([10, 0, 0, 2].into()).is_solving());
+        assert!(peers.of(solving).is_solving(), "remembered while another was heard");
         for n in 0..5000_u32 {
-            peers.policy(Ipv4Addr::from(n).into());
+            peers.of(Ipv4Addr::from(n).into());
         }
         assert!(peers.others.len() <= MAX_PEERS);
     }
