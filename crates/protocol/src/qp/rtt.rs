@@ -1,10 +1,23 @@
 //! Round-trip times, and the tail-loss probe timer.
 
+use std::ops::Range;
+
 use crate::timing::{MICROSECOND, MILLISECOND, Nanos, SECOND};
+
+/// A packet whose ACK is timed, to measure the round trip.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    psn: u64,
+    /// When it was first sent.
+    sent: Nanos,
+    /// It was retransmitted since, or may have been.
+    again: bool,
+}
 
 /// Smoothed round-trip time, after Jacobson.
 #[derive(Clone, Debug)]
 pub(crate) struct Rtt {
+    timed: Option<Timed>,
     smoothed: Nanos,
     deviation: Nanos,
     measured: bool,
@@ -19,7 +32,51 @@ const LONGEST_PROBE: Nanos = SECOND;
 
 impl Rtt {
     pub(crate) const fn new() -> Self {
-        Self { smoothed: FIRST_GUESS, deviation: FIRST_GUESS / 2, measured: false, shortest: Nanos::MAX }
+        Self {
+            timed: None,
+            smoothed: FIRST_GUESS,
+            deviation: FIRST_GUESS / 2,
+            measured: false,
+            shortest: Nanos::MAX,
+        }
+    }
+
+    /// A packet that will be answered leaves for the first time: it is timed, unless another one
+    /// is.
+    #[inline]
+    pub(crate) fn time(&mut self, psn: u64, now: Nanos) {
+        self.timed.get_or_insert(Timed { psn, sent: now, again: false });
+    }
+
+    /// The timed packet is retransmitted: the answer may be to either copy.
+    pub(crate) fn time_again(&mut self) {
+        if let Some(timed) = &mut self.timed {
+            timed.again = true;
+        }
+    }
+
+    /// The same if it is one of these.
+    pub(crate) fn time_again_in(&mut self, packets: Range<u64>) {
+        if self.timed.is_some_and(|timed| packets.contains(&timed.psn)) {
+            self.time_again();
+        }
+    }
+
+    /// Packets from this one on have not left.
+    pub(crate) fn forget_from(&mut self, psn: u64) {
+        self.timed.take_if(|timed| timed.psn >= psn);
+    }
+
+    /// If the timed packet was answered: samples its round trip, and returns it if it is exact.
+    pub(crate) fn sample_timed(&mut self, now: Nanos, is_answered: impl Fn(u64) -> bool) -> Option<Nanos> {
+        let Timed { sent, again, .. } = self.timed.take_if(|timed| is_answered(timed.psn))?;
+        let took = now.saturating_sub(sent);
+        if again {
+            self.at_most(took);
+            return None;
+        }
+        self.sample(took);
+        Some(took)
     }
 
     pub(crate) fn sample(&mut self, rtt: Nanos) {

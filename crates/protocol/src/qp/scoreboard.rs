@@ -52,6 +52,8 @@ pub(super) struct News {
     pub(super) sent: Option<Nanos>,
     /// A packet was sent again although it was not lost.
     pub(super) spurious: bool,
+    /// Packets sent again.
+    pub(super) resent: u64,
 }
 
 /// The packets between the first one that is not answered and the last one sent.
@@ -181,6 +183,7 @@ impl Scoreboard {
 
     /// Lost packets leave again, in one transmission.
     pub(super) fn resend(&mut self, now: Nanos, psn: u64, packets: u64) {
+        self.news.resent += packets;
         self.orders += 1;
         for psn in psn..psn + packets {
             let Some(index) = self.index(psn) else { continue };

@@ -25,6 +25,17 @@ pub(crate) struct Wqe {
 }
 
 impl Wqe {
+    /// Gives it PSNs from this one on, for packets of that MTU.
+    pub(crate) fn start(&mut self, psn: u64, mtu: u32, splits_writes: bool) {
+        self.psn = psn;
+        self.packets = if self.request.op.fetches() && !matches!(self.request.op, Operation::Read(_)) {
+            1
+        } else {
+            u64::from(self.request.len).div_ceil(u64::from(mtu)).max(1)
+        };
+        self.split = splits_writes && self.is_short_write();
+    }
+
     pub(crate) const fn end(&self) -> u64 {
         self.psn + self.packets
     }

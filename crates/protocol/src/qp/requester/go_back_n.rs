@@ -78,7 +78,7 @@ impl Requester {
             self.data_lost(now, out);
             return ResponseOutcome::Taken;
         }
-        let Some(wqe) = self.sq.front().filter(|_| self.started > 0).copied() else {
+        let Some(wqe) = self.queue.front().copied() else {
             return ResponseOutcome::Unsolicited;
         };
         let placed = match (wqe.request.op, header.opcode) {
@@ -134,9 +134,9 @@ impl Requester {
         if self.next < self.una {
             // Packets that were not retransmitted have arrived: nothing was lost, the peer was only
             // descheduled.
-            self.control.on_spurious();
+            self.rate.control.on_spurious();
             self.next = self.una;
-            self.cursor = self.locate(self.next);
+            self.queue.seek(self.next);
         }
     }
 }

@@ -4,7 +4,6 @@ use super::{Out, Requester, ResponseOutcome};
 use crate::qp::completion::{Nak, Status};
 use crate::qp::request::Operation;
 use crate::qp::scoreboard::{Arrival, News, Scoreboard};
-use crate::qp::wqe::Wqe;
 use crate::qp::{Host, Params, Transmit};
 use crate::timing::Nanos;
 use crate::wire::{Header, Opcode, SelectiveAck, Syndrome};
@@ -16,7 +15,7 @@ impl Requester {
             return;
         }
         let mut board = Scoreboard::new(self.una);
-        for wqe in self.sq.iter().take(self.started) {
+        for wqe in self.queue.started() {
             let (from, to) = (wqe.psn.max(self.una), wqe.end().min(self.sent_top));
             let packets = to.saturating_sub(from);
             if wqe.request.op.fetches() {
@@ -30,10 +29,10 @@ impl Requester {
         }
         (self.next..self.sent_top).for_each(|psn| board.lose(psn));
         self.next = self.sent_top;
-        self.cursor = self.locate(self.next);
+        self.queue.seek(self.next);
         self.fetches.asked = self.fetches.requests.len();
-        self.outstanding = 0;
-        self.time_again();
+        self.path.outstanding = 0;
+        self.rtt.time_again();
         self.board = Some(Box::new(board));
     }
 
@@ -68,21 +67,6 @@ impl Requester {
         self.rtt.shortest() / 4 * 3
     }
 
-    fn wqe_of(&self, psn: u64) -> Option<&Wqe> {
-        let started = self.sq.iter().take(self.started);
-        started.skip(self.index_of(psn)?).find(|wqe| (wqe.psn..wqe.end()).contains(&psn))
-    }
-
-    /// The first request that does not end before this PSN.
-    fn index_of(&self, psn: u64) -> Option<usize> {
-        let (mut low, mut high) = (0, self.started);
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if self.sq[middle].end() <= psn { low = middle + 1 } else { high = middle }
-        }
-        (low < self.started).then_some(low)
-    }
-
     /// The READ request that covers this PSN.
     fn fetch_of(&self, psn: u64) -> Option<(u64, u64)> {
         self.fetches.requests.iter().copied().find(|(start, end)| (*start..*end).contains(&psn))
@@ -91,13 +75,12 @@ impl Requester {
     /// The next lost packet, or a request for lost READ data, if it may leave now.
     pub(super) fn resend(&mut self, now: Nanos, params: &Params, room: u64) -> Option<Transmit> {
         let psn = self.board.as_ref()?.first_lost()?;
-        let wqe = *self.wqe_of(psn)?;
-        let window = self.window(params);
+        let wqe = *self.queue.find(psn)?;
+        let window = self.rate.window(params);
         if self.in_flight() >= window {
             return None;
         }
-        if wqe.packet_cost() > room {
-            self.path_limited = true;
+        if !self.path.takes(wqe.packet_cost(), room) {
             return None;
         }
         let fetch = wqe.request.op.fetches().then(|| self.fetch_of(psn)).flatten();
@@ -112,11 +95,8 @@ impl Requester {
             let ack_req = (last && wqe.request.signaled) || !board.has_lost() || board.in_flight() >= window;
             (wqe.data_packet(psn, ack_req, params), 1)
         };
-        if self.timed.is_some_and(|timed| (psn..psn + packets).contains(&timed.psn)) {
-            self.time_again();
-        }
-        self.note_paced(now, packets, params);
-        self.resent += packets;
+        self.rtt.time_again_in(psn..psn + packets);
+        self.rate.note_sent(now, packets, params);
         self.arm_probe(now);
         Some(transmit)
     }
@@ -124,7 +104,7 @@ impl Requester {
     /// The probe: the oldest packet leaves again and asks for an answer, which tells what else is
     /// missing.
     pub(super) fn lose_for_probe(&mut self) {
-        self.time_again();
+        self.rtt.time_again();
         let una = self.una;
         let fetch = self.fetch_of(una);
         let Some(board) = &mut self.board else { return };
@@ -144,7 +124,7 @@ impl Requester {
         if !board.is_last(last) {
             return false;
         }
-        self.timed.take_if(|timed| timed.psn >= last);
+        self.rtt.forget_from(last);
         if last == self.una {
             self.recovery.last_progress = now;
             self.recovery.probes = 0;
@@ -330,7 +310,7 @@ impl Requester {
         if psn < self.una {
             return ResponseOutcome::Taken;
         }
-        let Some(wqe) = self.wqe_of(psn).copied() else { return ResponseOutcome::Unsolicited };
+        let Some(wqe) = self.queue.find(psn).copied() else { return ResponseOutcome::Unsolicited };
         let soonest = self.soonest();
         let Some(board) = &self.board else { return ResponseOutcome::Unsolicited };
         let (end, mtu) = (psn + packets, u64::from(params.mtu));
@@ -358,7 +338,7 @@ impl Requester {
             _ => return ResponseOutcome::Unsolicited,
         };
         if placed.is_err() {
-            let is_front = self.sq.front().is_some_and(|front| front.serial == wqe.serial);
+            let is_front = self.queue.front().is_some_and(|front| front.serial == wqe.serial);
             // Earlier requests are not at fault: this one fails when it is the oldest.
             return if is_front {
                 ResponseOutcome::Failed(Status::LocalProtection)
@@ -384,10 +364,10 @@ impl Requester {
 
     /// Retires what has arrived in order, and finds what is lost.
     fn settle_arrivals(&mut self, now: Nanos, params: &Params, out: &mut Out<'_>) {
-        while self.started > 0 && self.board.as_mut().is_some_and(|board| board.pop()) {
+        while !self.queue.is_drained() && self.board.as_mut().is_some_and(|board| board.pop()) {
             self.una += 1;
-            if self.una == self.sq[0].end() {
-                self.fetches.open -= usize::from(self.sq[0].request.op.fetches());
+            if let Some(front) = self.queue.front().filter(|front| front.end() == self.una) {
+                self.fetches.open -= usize::from(front.request.op.fetches());
                 self.retire(out);
             }
         }
@@ -397,10 +377,11 @@ impl Requester {
         }
         let soonest = self.soonest();
         let Some(board) = &mut self.board else { return };
-        let News { arrived, sent, spurious } = board.take_news();
+        let News { arrived, sent, spurious, resent } = board.take_news();
+        out.counters.retransmitted += resent;
         let found = board.detect(soonest);
         if spurious {
-            self.control.on_spurious();
+            self.rate.control.on_spurious();
         }
         if arrived > 0 {
             self.note_progress(now, arrived, sent, params);
@@ -409,8 +390,7 @@ impl Requester {
             self.loss(now, found);
         }
         if self.recovery.silent_before.take_if(|end| *end <= self.una).is_some() {
-            self.control.on_spurious();
+            self.rate.control.on_spurious();
         }
-        out.counters.retransmitted += std::mem::take(&mut self.resent);
     }
 }
