@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nobounce::file::{self, File, FileError, FileOptions, FileReport, LocalMemory, LocalMemoryError};
-use nobounce::memory::gpu::RegisterError;
+use nobounce::memory::gpu::GpuRegisterError;
 use nobounce::memory::path::Path;
 use nobounce::{Device, GpuOptions, Require};
 use nobounce_storage::{ClientError, FileClient, FileRange, ServerOptions};
@@ -70,7 +70,7 @@ pub(crate) fn move_file(
             let options = GpuOptions { require, ..GpuOptions::default() };
             // SAFETY: the package has the address and the length from an object that it holds.
             unsafe { LocalMemory::gpu(address, len, &options) }.map_err(|error| {
-                let is_path = matches!(error, LocalMemoryError::Gpu(RegisterError::NotDirect { .. }));
+                let is_path = matches!(error, LocalMemoryError::Gpu(GpuRegisterError::NotDirect { .. }));
                 raise(if is_path { "NotDirect" } else { "Error" }, error.to_string())
             })?
         } else {

@@ -27,7 +27,7 @@ pub enum JoinError {
     #[error(transparent)]
     Register(#[from] RegisterError),
     #[error("memory that kernels poll cannot be prepared")]
-    Control(#[from] gpu::RegisterError),
+    Control(#[from] gpu::GpuRegisterError),
     #[error("memory that kernels poll has no window, so that the CPU cannot store into it: {reason}")]
     NoWindow { reason: String },
     #[error("memory that kernels poll cannot be written")]

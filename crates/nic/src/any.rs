@@ -92,7 +92,7 @@ impl RegisterError {
     /// Whether a direct path was required, and there is none.
     #[must_use]
     pub fn is_not_direct(&self) -> bool {
-        use nobounce_memory::gpu::RegisterError as Gpu;
+        use nobounce_memory::gpu::GpuRegisterError as Gpu;
         matches!(
             self,
             Self::Soft(soft::RegisterError::Gpu(Gpu::NotDirect { .. }))

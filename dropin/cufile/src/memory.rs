@@ -1,7 +1,7 @@
 //! The memory behind a pointer.
 
 use nobounce::file::{LocalMemory, LocalMemoryError};
-use nobounce_memory::gpu::{GpuOptions, GpuRangeError, RegisterError};
+use nobounce_memory::gpu::{GpuOptions, GpuRangeError, GpuRegisterError};
 use nobounce_memory::path::Require;
 
 use crate::abi::Status;
@@ -23,7 +23,7 @@ pub(crate) fn at(addr: u64, len: usize, has_window: bool) -> Result<LocalMemory,
         Ok(memory) => return Ok(memory),
         Err(refused) => refused,
     };
-    if let LocalMemoryError::Gpu(RegisterError::Range(range)) = &refused {
+    if let LocalMemoryError::Gpu(GpuRegisterError::Range(range)) = &refused {
         match range {
             GpuRangeError::HostMemory { .. } | GpuRangeError::Driver(_) => return host(addr, len),
             GpuRangeError::Crosses { .. } => return refuse(&refused, Status::PointerRange),
@@ -31,7 +31,7 @@ pub(crate) fn at(addr: u64, len: usize, has_window: bool) -> Result<LocalMemory,
         }
     }
     match &refused {
-        LocalMemoryError::Gpu(RegisterError::NotDirect { .. }) => refuse(&refused, Status::IoNotSupported),
+        LocalMemoryError::Gpu(GpuRegisterError::NotDirect { .. }) => refuse(&refused, Status::IoNotSupported),
         _ => refuse(&refused, Status::Internal),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use nobounce_memory::AccessError;
 use nobounce_memory::gpu::{
-    DriverError, GPU_PAGE, GpuMemory, GpuOptions, GpuRangeError, GpuWindow, MemoryKind, RegisterError,
+    DriverError, GPU_PAGE, GpuMemory, GpuOptions, GpuRangeError, GpuRegisterError, GpuWindow, MemoryKind,
 };
 use nobounce_memory::page_size;
 use nobounce_memory::path::Require;
@@ -242,27 +242,29 @@ impl Pin {
     }
 }
 
-fn may_pass(error: &RegisterError) -> bool {
-    matches!(error, RegisterError::NotDirect { refusals, .. } if refusals.iter().any(|refusal| refusal.may_pass))
+fn may_pass(error: &GpuRegisterError) -> bool {
+    matches!(error, GpuRegisterError::NotDirect { refusals, .. } if refusals.iter().any(|refusal| refusal.may_pass))
 }
 
 /// Logs why the pin failed, and maps the reason to gdrdrv's errno.
 #[cold]
-fn refused(error: &RegisterError) -> Errno {
+fn refused(error: &GpuRegisterError) -> Errno {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let errno = match error {
-        RegisterError::Range(GpuRangeError::Driver(DriverError::Forked)) => Errno::EACCES,
-        RegisterError::Range(GpuRangeError::Driver(_)) => Errno::ENODEV,
-        RegisterError::NotDirect { kind: MemoryKind::Managed | MemoryKind::PinnedHost, .. } => Errno::EINVAL,
+        GpuRegisterError::Range(GpuRangeError::Driver(DriverError::Forked)) => Errno::EACCES,
+        GpuRegisterError::Range(GpuRangeError::Driver(_)) => Errno::ENODEV,
+        GpuRegisterError::NotDirect { kind: MemoryKind::Managed | MemoryKind::PinnedHost, .. } => {
+            Errno::EINVAL
+        }
         error if may_pass(error) => Errno::ENOMEM,
-        RegisterError::NotDirect { .. } => Errno::ENOTSUP,
-        RegisterError::Guard(_) => Errno::EIO,
+        GpuRegisterError::NotDirect { .. } => Errno::ENOTSUP,
+        GpuRegisterError::Guard(_) => Errno::EIO,
         _ => Errno::EINVAL,
     };
     let line = || format!("gdrapi: cannot pin the buffer: {error}");
     // Programs fall back, or exit, and seldom report why: log the first failure that is not a bad
     // range as an error.
-    let is_news = !matches!(error, RegisterError::Range(_)) && !TOLD.swap(true, Ordering::Relaxed);
+    let is_news = !matches!(error, GpuRegisterError::Range(_)) && !TOLD.swap(true, Ordering::Relaxed);
     if is_news {
         log::error(line)
     } else {

@@ -48,7 +48,7 @@ pub enum GinError {
     #[error("{0} windows are registered already")]
     Handles(usize),
     #[error("memory that kernels poll cannot be prepared: {0}")]
-    Control(#[from] gpu::RegisterError),
+    Control(#[from] gpu::GpuRegisterError),
     #[error("memory that kernels poll has no window, so that the CPU cannot store into it: {reason}")]
     NoWindow { reason: String },
     #[error("memory that kernels poll cannot be written: {0}")]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::copy_engine::{CopyEngine, CopyError, PendingCopy, PinnedChunk};
-use super::{CudaError, Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuWindow, RegisterError};
+use super::{CudaError, Gpu, GpuBuffer, GpuMemory, GpuOptions, GpuRegisterError, GpuWindow};
 use crate::AccessError;
 
 /// Sizes at which a load and a copy are compared, in bytes.
@@ -68,7 +68,7 @@ pub enum CalibrationError {
     Allocation(#[from] CudaError),
     /// Its memory could not be registered.
     #[error("cannot register the scratch memory of the calibration: {0}")]
-    Registration(Arc<RegisterError>),
+    Registration(Arc<GpuRegisterError>),
     /// The copy engine failed.
     #[error(transparent)]
     Copy(#[from] CopyError),

@@ -40,7 +40,7 @@ pub use driver::Driver;
 pub use error::{CudaError, DriverError};
 pub use gpu_window::GpuWindow;
 pub use range::{GPU_PAGE, GpuRange, GpuRangeError, MemoryKind};
-pub use region::{Gone, GpuMemory, GpuOptions, RegisterError};
+pub use region::{Gone, GpuMemory, GpuOptions, GpuRegisterError};
 pub use shadow::Shadowed;
 pub use stream_event::{StreamError, StreamEvent};
 pub use window::{Method, WindowRefusal};

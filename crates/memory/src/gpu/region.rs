@@ -63,7 +63,7 @@ impl GpuOptions {
 /// Why GPU memory could not be registered.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum RegisterError {
+pub enum GpuRegisterError {
     /// The range is not one.
     #[error(transparent)]
     Range(#[from] GpuRangeError),
@@ -97,7 +97,7 @@ pub enum RegisterError {
     Guard(#[from] InstallError),
 }
 
-impl From<DriverError> for RegisterError {
+impl From<DriverError> for GpuRegisterError {
     fn from(error: DriverError) -> Self {
         Self::Range(error.into())
     }
@@ -164,27 +164,27 @@ impl GpuMemory {
     ///
     /// It never waits for the GPU, invalidates no stream capture and writes nothing. Without a
     /// window it fails only under [`Require::Direct`].
-    pub fn register(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+    pub fn register(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, GpuRegisterError> {
         Self::build(GpuRange::of(addr, len)?, options.with_environment(), MappingOwner::Everybody)
     }
 
     /// Registers the whole GPU pages that the `len` bytes at `addr` lie in, as kernel modules do:
     /// [`GpuRange::of_gpu_pages`]. The window is a mapping of its own, which can be
     /// [hidden](Self::hide).
-    pub fn register_gpu_pages(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+    pub fn register_gpu_pages(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, GpuRegisterError> {
         let range = GpuRange::of_gpu_pages(addr, len)?;
         Self::build(range, options.with_environment(), MappingOwner::Registration)
     }
 
     /// As [`register`](Self::register), for memory that a network adapter accesses by itself. The
     /// window serves this process's own loads and stores only, so that its path is not constrained.
-    pub fn reach(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, RegisterError> {
+    pub fn reach(addr: u64, len: usize, options: &GpuOptions) -> Result<Self, GpuRegisterError> {
         let window = options.with_environment().window;
         let options = GpuOptions { window, ..GpuOptions::default() };
         Self::build(GpuRange::of(addr, len)?, options, MappingOwner::Everybody)
     }
 
-    fn build(range: GpuRange, options: GpuOptions, owner: MappingOwner) -> Result<Self, RegisterError> {
+    fn build(range: GpuRange, options: GpuOptions, owner: MappingOwner) -> Result<Self, GpuRegisterError> {
         let (addr, len) = (range.addr(), range.len());
         guard::ensure_installed()?;
         let mut memory = Self {
@@ -212,7 +212,7 @@ impl GpuMemory {
         }
         if options.require == Require::Direct && !memory.paths.are_direct() {
             let Self { range, paths, refusals, .. } = memory;
-            return Err(RegisterError::NotDirect {
+            return Err(GpuRegisterError::NotDirect {
                 addr,
                 len,
                 kind: range.kind(),
@@ -221,7 +221,7 @@ impl GpuMemory {
             });
         }
         // The window was found by address: the memory must have been the same throughout.
-        memory.check_alive().map_err(|gone| RegisterError::Gone { addr, gone })?;
+        memory.check_alive().map_err(|gone| GpuRegisterError::Gone { addr, gone })?;
         Ok(memory)
     }
 

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fake_cuda::client::StandIn;
-use nobounce_memory::gpu::{GpuMemory, GpuOptions, RegisterError};
+use nobounce_memory::gpu::{GpuMemory, GpuOptions, GpuRegisterError};
 
 pub(crate) const MIB: usize = 1 << 20;
 
@@ -68,7 +68,7 @@ fn text_of(pipe: &mut impl Read) -> String {
 }
 
 /// Registers with the default options.
-pub(crate) fn register(addr: u64, len: usize) -> Result<GpuMemory, RegisterError> {
+pub(crate) fn register(addr: u64, len: usize) -> Result<GpuMemory, GpuRegisterError> {
     GpuMemory::register(addr, len, &GpuOptions::default())
 }
 

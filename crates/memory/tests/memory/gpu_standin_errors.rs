@@ -6,12 +6,12 @@ use crate::gpu_standin_kinds::fake_gdrdrv;
 use fake_cuda::client::{StandIn, VARIABLE};
 use nobounce_memory::HostBuffer;
 use nobounce_memory::gpu::copy_engine::CopyEngine;
-use nobounce_memory::gpu::{Driver, DriverError, Gone, Gpu, GpuRangeError, RegisterError};
+use nobounce_memory::gpu::{Driver, DriverError, Gone, Gpu, GpuRangeError, GpuRegisterError};
 
 /// Registration that must fail for its range.
 fn range_error(addr: u64, len: usize) -> GpuRangeError {
     match register(addr, len) {
-        Err(RegisterError::Range(error)) => error,
+        Err(GpuRegisterError::Range(error)) => error,
         other => panic!("{len} bytes at {addr:#x}: {other:?}"),
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::common::{MIB, Made, alone, register};
 use fake_cuda::client::StandIn;
-use nobounce_memory::gpu::{GPU_PAGE, GpuMemory, GpuOptions, MemoryKind, Method, RegisterError};
+use nobounce_memory::gpu::{GPU_PAGE, GpuMemory, GpuOptions, GpuRegisterError, MemoryKind, Method};
 use nobounce_memory::path::{Mechanism, Path, Require};
 
 fn kind_of(made: Made) -> MemoryKind {
@@ -91,7 +91,7 @@ fn without_dmabuf_mmap() {
             let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
             let error = GpuMemory::register(addr, len, &options).unwrap_err();
             assert!(
-                matches!(&error, RegisterError::NotDirect { refusals, .. } if refusals.len() == 3),
+                matches!(&error, GpuRegisterError::NotDirect { refusals, .. } if refusals.len() == 3),
                 "{error}"
             );
             assert!(error.to_string().contains(words), "{error}");
@@ -154,7 +154,7 @@ fn by_gdrdrv_with_bar1_full() {
         );
         let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
         let refused = GpuMemory::register(large, 32 * MIB, &options).unwrap_err();
-        assert!(matches!(refused, RegisterError::NotDirect { .. }), "{refused}");
+        assert!(matches!(refused, GpuRegisterError::NotDirect { .. }), "{refused}");
         drop(fits);
         // Its space was freed.
         for _ in 0..40 {
@@ -186,7 +186,7 @@ fn with_dmabuf_mmap_and_bar1_full() {
         assert!(memory.refusals()[0].may_pass);
         let options = GpuOptions { require: Require::Direct, ..GpuOptions::default() };
         let refused = GpuMemory::register(large, 32 * MIB, &options).unwrap_err();
-        assert!(matches!(refused, RegisterError::NotDirect { .. }), "{refused}");
+        assert!(matches!(refused, GpuRegisterError::NotDirect { .. }), "{refused}");
         let part = GpuMemory::register(large + 4096, MIB, &options).unwrap();
         assert_eq!(part.method(), Some(Method::DmaBufMmap), "{part}");
         part.window().unwrap().store(0, b"a part").unwrap();
@@ -356,7 +356,7 @@ fn direct_required_by_the_environment() {
         assert!(error.to_string().contains("managed memory moves"), "{error}");
         let off = GpuOptions { window: false, ..GpuOptions::default() };
         let error = GpuMemory::register(addr, 64, &off).unwrap_err();
-        assert!(matches!(error, RegisterError::NotDirect { .. }), "{error}");
+        assert!(matches!(error, GpuRegisterError::NotDirect { .. }), "{error}");
         assert!(error.to_string().contains("switched off"), "{error}");
     });
 }
@@ -369,7 +369,7 @@ fn off_and_required_fails_closed() {
         let cuda = StandIn::program();
         let (addr, len) = Made::Malloc.make(cuda);
         let error = register(addr, len).unwrap_err();
-        assert!(matches!(error, RegisterError::NotDirect { kind: MemoryKind::CudaMalloc, .. }), "{error}");
+        assert!(matches!(error, GpuRegisterError::NotDirect { kind: MemoryKind::CudaMalloc, .. }), "{error}");
     });
 }
 

@@ -154,7 +154,7 @@ pub enum RegisterError {
     Forked(String),
     /// It is GPU memory, and CUDA does not know it so.
     #[error(transparent)]
-    Gpu(#[from] nobounce_memory::gpu::RegisterError),
+    Gpu(#[from] nobounce_memory::gpu::GpuRegisterError),
     /// A direct path was required, and there is none.
     #[error(
         "a direct path is required for {len} bytes of GPU memory at {addr:#x}, but {device} cannot reach it: {why}"

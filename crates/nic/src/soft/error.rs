@@ -62,7 +62,7 @@ pub enum RegisterError {
     Guard(#[from] nobounce_memory::guard::InstallError),
     /// It is GPU memory, and could not be registered.
     #[error(transparent)]
-    Gpu(#[from] gpu::RegisterError),
+    Gpu(#[from] gpu::GpuRegisterError),
     /// The GPU's copy engine cannot be used.
     #[error(transparent)]
     CopyEngine(#[from] CopyError),
@@ -85,7 +85,7 @@ impl RegisterError {
         match self {
             Self::Range(range) => range.errno(),
             Self::Rights | Self::TooLong { .. } | Self::Iova { .. } | Self::OtherDevice => libc::EINVAL,
-            Self::Gpu(gpu::RegisterError::Range(_)) => libc::EFAULT,
+            Self::Gpu(gpu::GpuRegisterError::Range(_)) => libc::EFAULT,
             Self::Gpu(_) | Self::CopyEngine(_) | Self::Cuda(_) => libc::EOPNOTSUPP,
             Self::TooMany | Self::Guard(_) | Self::Thread(_) => libc::ENOMEM,
             Self::Forked => libc::EIO,

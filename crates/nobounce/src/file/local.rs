@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use nobounce_memory::gpu::copy_engine::CopyError;
-use nobounce_memory::gpu::{GpuMemory, GpuOptions, RegisterError};
+use nobounce_memory::gpu::{GpuMemory, GpuOptions, GpuRegisterError};
 use nobounce_memory::path::Paths;
 use nobounce_memory::{AccessError, Window, guard};
 
@@ -22,7 +22,7 @@ pub enum LocalMemoryError {
     Guard(#[from] guard::InstallError),
     /// It is no GPU memory, or a direct path is required and there is none.
     #[error(transparent)]
-    Gpu(#[from] RegisterError),
+    Gpu(#[from] GpuRegisterError),
 }
 
 /// Host or GPU memory that files are read into or written from. No device is opened, and peers

@@ -91,10 +91,10 @@ fn what_is_refused_says_why() {
     };
     let range = |error: RegisterError| match error {
         RegisterError::Nic(any::RegisterError::Soft(soft::RegisterError::Gpu(
-            gpu::RegisterError::Range(range),
+            gpu::GpuRegisterError::Range(range),
         )))
         | RegisterError::Nic(any::RegisterError::Hard(hard::RegisterError::Gpu(
-            gpu::RegisterError::Range(range),
+            gpu::GpuRegisterError::Range(range),
         ))) => range,
         other => panic!("{other}"),
     };
