@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use nobounce_protocol::qp::{
     Access, Completion, GRH_LEN, Host, LocalFault, Mtu, Nak, Operation, Qp, QpAttr, QpConfig, Receive,
-    Remote, SendRequest, Service,
+    Remote, Service, WorkRequest,
 };
 use nobounce_protocol::wire::{Psn, Qpn};
 
@@ -68,7 +68,7 @@ impl End {
         let op = Operation::WriteImmediate(Remote { addr: 0, rkey: 1 }, message);
         let wr_id = u64::from(message);
         let request =
-            SendRequest { wr_id, op, len, signaled: true, solicited: false, fence: false, xrc_srq: 0 };
+            WorkRequest { wr_id, op, len, signaled: true, solicited: false, fence: false, xrc_srq: 0 };
         self.qp.post(request).is_ok()
     }
 

@@ -44,7 +44,7 @@ pub use config::{QpConfig, QpCounters};
 pub use datagram::GRH_LEN;
 pub use host::{Host, LocalFault, Receive};
 pub use reassembly::HeldPacket;
-pub use request::{Datagram, LocalWork, MAX_MESSAGE, Operation, PostError, Remote, SendRequest};
+pub use request::{Datagram, LocalWork, MAX_MESSAGE, Operation, PostError, Remote, WorkRequest};
 pub use state::{AttrMask, QpState, Service, TransitionError, check_transition};
 pub use transmit::{Payload, Transmit};
 
@@ -254,7 +254,7 @@ impl Qp {
     ///
     /// # Errors
     /// See [`PostError`]. In the error state a request is accepted and flushed at once.
-    pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
+    pub fn post(&mut self, request: WorkRequest) -> Result<u64, PostError> {
         self.take(request, None)
     }
 
@@ -262,7 +262,7 @@ impl Qp {
     ///
     /// # Errors
     /// See [`PostError`].
-    pub fn post_to(&mut self, request: SendRequest, to: Datagram) -> Result<u64, PostError> {
+    pub fn post_to(&mut self, request: WorkRequest, to: Datagram) -> Result<u64, PostError> {
         self.take(request, Some(to))
     }
 
@@ -270,7 +270,7 @@ impl Qp {
     ///
     /// # Errors
     /// See [`PostError`].
-    pub fn check_post(&self, request: &SendRequest, has_address: bool) -> Result<(), PostError> {
+    pub fn check_post(&self, request: &WorkRequest, has_address: bool) -> Result<(), PostError> {
         let service = self.config.service;
         if (service == Service::Ud) != has_address {
             return Err(PostError::Destination(service));
@@ -306,7 +306,7 @@ impl Qp {
         self.config.send_depth.saturating_sub(posted)
     }
 
-    fn take(&mut self, mut request: SendRequest, to: Option<Datagram>) -> Result<u64, PostError> {
+    fn take(&mut self, mut request: WorkRequest, to: Option<Datagram>) -> Result<u64, PostError> {
         self.check_post(&request, to.is_some())?;
         request.signaled |= self.config.signal_all;
         let serial = match &mut self.unreliable {

@@ -177,7 +177,7 @@ impl Operation {
 
 /// One send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SendRequest {
+pub struct WorkRequest {
     /// The application's number for it.
     pub wr_id: u64,
     /// What to do.

@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 
 use super::completion::{Completion, Nak, Status};
 use super::recovery::Recovery;
-use super::request::{LocalWork, PostError, SendRequest};
+use super::request::{LocalWork, PostError, WorkRequest};
 use super::rtt::Rtt;
 use super::scoreboard::Scoreboard;
 use super::wqe::Wqe;
@@ -106,7 +106,7 @@ impl Requester {
     }
 
     /// Posts a request. The caller has checked the state.
-    pub(crate) fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
+    pub(crate) fn post(&mut self, request: WorkRequest) -> Result<u64, PostError> {
         self.queue.post(request)
     }
 

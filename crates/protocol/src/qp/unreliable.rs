@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use super::completion::Status;
 use super::linger::Linger;
-use super::request::{Datagram, PostError, SendRequest};
+use super::request::{Datagram, PostError, WorkRequest};
 use super::requester::Out;
 use super::uc_receiver::UcReceiver;
 use super::wqe::Wqe;
@@ -73,7 +73,7 @@ impl UnreliableSender {
     }
 
     /// Posts a request. The caller has checked it and the state.
-    pub(crate) fn post(&mut self, request: SendRequest, to: Option<Datagram>) -> Result<u64, PostError> {
+    pub(crate) fn post(&mut self, request: WorkRequest, to: Option<Datagram>) -> Result<u64, PostError> {
         if self.sq.len() >= self.depth {
             return Err(PostError::QueueFull(self.depth));
         }

@@ -1,7 +1,7 @@
 //! One request of the send queue, and the packets it is cut into.
 
 use super::completion::{Completion, Status};
-use super::request::{Operation, SendRequest};
+use super::request::{Operation, WorkRequest};
 use super::{Params, Payload, Transmit};
 use crate::wire::{AtomicEth, Header, Psn, Qpn, Reth};
 
@@ -15,7 +15,7 @@ const SHORT_WRITE: u64 = 16;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wqe {
     pub(crate) serial: u64,
-    pub(crate) request: SendRequest,
+    pub(crate) request: WorkRequest,
     /// Its first sequence number, once it is started.
     pub(crate) psn: u64,
     /// How many it takes.

@@ -7,7 +7,7 @@ use super::memory::{Handling, Memory, Region};
 use crate::qp::IpOptions;
 use crate::qp::{
     Access, AttrMask, Completion, Datagram, Handled, Mtu, Nak, Operation, Payload, PostError, Qp, QpAttr,
-    QpConfig, QpEvent, QpState, Remote, SendRequest, Service, Status, Transmit, WorkKind,
+    QpConfig, QpEvent, QpState, Remote, Service, Status, Transmit, WorkKind, WorkRequest,
 };
 use crate::timing::Nanos;
 use crate::wire::icrc::{Flow, IcrcCheck};
@@ -236,7 +236,7 @@ impl Endpoint {
     /// See [`Qp::post`].
     pub fn post(&mut self, op: Operation, local: u64, len: u32) -> Result<u64, PostError> {
         let request =
-            SendRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false, xrc_srq: 0 };
+            WorkRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false, xrc_srq: 0 };
         self.post_request(request, local)
     }
 
@@ -244,9 +244,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// See [`Qp::post`].
-    pub fn post_request(&mut self, request: SendRequest, local: u64) -> Result<u64, PostError> {
+    pub fn post_request(&mut self, request: WorkRequest, local: u64) -> Result<u64, PostError> {
         let wr_id = self.next_wr_id;
-        let request = SendRequest { wr_id, ..request };
+        let request = WorkRequest { wr_id, ..request };
         let serial = match self.qp.service() {
             Service::Ud => self.qp.post_to(request, self.peer)?,
             _ => self.qp.post(request)?,

@@ -13,7 +13,7 @@
 //! | `WORDS` | - | by the peer's atomics |
 
 use super::{A, B, Conditions, Endpoint, Region, Setup, Sim};
-use crate::qp::{Access, Completion, Mtu, Operation, QpState, Remote, SendRequest, Status, WorkKind};
+use crate::qp::{Access, Completion, Mtu, Operation, QpState, Remote, Status, WorkKind, WorkRequest};
 use crate::timing::MICROSECOND;
 use crate::wire::Feth;
 
@@ -250,7 +250,7 @@ impl PlanRun {
             _ => len,
         };
         let request =
-            SendRequest { wr_id: 0, op, len: u32::from(len), signaled, solicited: false, fence, xrc_srq: 0 };
+            WorkRequest { wr_id: 0, op, len: u32::from(len), signaled, solicited: false, fence, xrc_srq: 0 };
         // A connection that has failed takes requests and flushes them; a full queue cannot be: it
         // is deep enough.
         if let Ok(wr_id) = self.sim.ends[side].post_request(request, local) {
@@ -260,7 +260,7 @@ impl PlanRun {
     }
 
     /// Carries the request out in the oracle's memory.
-    fn expect(&mut self, side: usize, kind: OpKind, request: &SendRequest, local: u64, slot: usize) {
+    fn expect(&mut self, side: usize, kind: OpKind, request: &WorkRequest, local: u64, slot: usize) {
         let peer = 1 - side;
         let len = u64::from(request.len);
         let [first, second] = &mut self.expected;

@@ -12,7 +12,7 @@
 
 use super::plan::{Op, OpKind, Plan};
 use super::{A, B, Endpoint, Memory, Setup, Sim};
-use crate::qp::{Completion, GRH_LEN, Operation, PostError, QpState, SendRequest, Service, Status, WorkKind};
+use crate::qp::{Completion, GRH_LEN, Operation, PostError, QpState, Service, Status, WorkKind, WorkRequest};
 use crate::timing::MICROSECOND;
 use crate::wire::Feth;
 
@@ -151,7 +151,7 @@ impl UnreliableRun {
         };
         let len = if op.moves_word() { 8 } else { len };
         let local = OUT + at % (AREA - u64::from(MAX_LEN));
-        let request = SendRequest { wr_id: 0, op, len, signaled, solicited: false, fence, xrc_srq: 0 };
+        let request = WorkRequest { wr_id: 0, op, len, signaled, solicited: false, fence, xrc_srq: 0 };
         match self.sim.ends[side].post_request(request, local) {
             Ok(wr_id) if op.is_offered(self.service) => {
                 self.sides[side].messages.push(SentMessage { wr_id, signaled, op, local, len });

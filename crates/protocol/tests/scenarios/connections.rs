@@ -50,7 +50,7 @@ fn immediate_data_and_the_solicited_bit_arrive() {
     sim.ends[B].post_receive(THERE, 0);
     let remote = sim.ends[B].remote(THERE);
     for op in [Operation::SendImmediate(7), Operation::WriteImmediate(remote, 8)] {
-        let request = nobounce_protocol::qp::SendRequest {
+        let request = nobounce_protocol::qp::WorkRequest {
             wr_id: 0,
             op,
             len: 700,
@@ -237,7 +237,7 @@ fn what_the_service_does_not_offer_is_refused_when_posted() {
         assert_eq!(refused, PostError::NotOffered { service: Service::Uc, operation: op.kind() });
     }
     let to = sim.ends[A].peer;
-    let request = nobounce_protocol::qp::SendRequest {
+    let request = nobounce_protocol::qp::WorkRequest {
         wr_id: 0,
         op: Operation::Send,
         len: 0,

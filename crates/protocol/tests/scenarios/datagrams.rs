@@ -1,8 +1,8 @@
 //! Datagrams: each message is a packet and stands for itself.
 
 use nobounce_protocol::qp::{
-    AttrMask, Datagram, DatagramSource, GRH_LEN, Mtu, Operation, PostError, QpAttr, QpState, SendRequest,
-    Service, Status,
+    AttrMask, Datagram, DatagramSource, GRH_LEN, Mtu, Operation, PostError, QpAttr, QpState, Service, Status,
+    WorkRequest,
 };
 use nobounce_protocol::sim::{A, B, Fate, Memory, Setup, Sim};
 use nobounce_protocol::wire::{Deth, Header, Opcode, Psn, Qpn};
@@ -16,8 +16,8 @@ fn ud() -> Setup {
 }
 
 /// A request of `len` bytes.
-fn request(op: Operation, len: u32) -> SendRequest {
-    SendRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false, xrc_srq: 0 }
+fn request(op: Operation, len: u32) -> WorkRequest {
+    WorkRequest { wr_id: 0, op, len, signaled: true, solicited: false, fence: false, xrc_srq: 0 }
 }
 
 fn received(sim: &Sim, len: u32) -> bool {

@@ -27,7 +27,7 @@ fn unsignalled_requests_are_flushed_aloud() {
     let mut sim = pair(&Setup { signal_all: false, ..Setup::default() });
     for _ in 0..4 {
         let op = Operation::Write(sim.ends[B].remote(0));
-        let request = nobounce_protocol::qp::SendRequest {
+        let request = nobounce_protocol::qp::WorkRequest {
             wr_id: 0,
             op,
             len: 100,

@@ -337,7 +337,7 @@ fn two_to_the_thirty_first_bytes_in_packets_of_256() {
         let mut hosts = [Void::default(), Void::default()];
         let remote = nobounce_protocol::qp::Remote { addr: 0, rkey: 1 };
         let op = if is_write { Operation::Write(remote) } else { Operation::Read(remote) };
-        let request = nobounce_protocol::qp::SendRequest {
+        let request = nobounce_protocol::qp::WorkRequest {
             wr_id: 1,
             op,
             len: 1 << 31,

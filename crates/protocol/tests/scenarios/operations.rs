@@ -169,7 +169,7 @@ fn compare_and_swap_swaps_only_what_it_expects() {
 fn the_solicited_bit_reaches_the_receiver() {
     let mut sim = pair(&Setup::default());
     sim.ends[B].post_receive(THERE, 5000);
-    let request = nobounce_protocol::qp::SendRequest {
+    let request = nobounce_protocol::qp::WorkRequest {
         wr_id: 0,
         op: Operation::Send,
         len: 5000,

@@ -1,12 +1,12 @@
 //! Acknowledgements, fences, limits, draining.
 
-use nobounce_protocol::qp::{Mtu, Operation, QpAttr, QpEvent, QpState, SendRequest};
+use nobounce_protocol::qp::{Mtu, Operation, QpAttr, QpEvent, QpState, WorkRequest};
 use nobounce_protocol::sim::{A, B, Conditions, Setup};
 use nobounce_protocol::timing::{MICROSECOND, MILLISECOND};
 
 use crate::world::*;
 
-const PLAIN: SendRequest = SendRequest {
+const PLAIN: WorkRequest = WorkRequest {
     wr_id: 0,
     op: Operation::Send,
     len: 0,
@@ -35,7 +35,7 @@ fn unsignalled_requests_are_silent_and_the_signalled_one_speaks_for_them() {
     let mut sim = pair(&Setup { signal_all: false, ..small() });
     let remote = sim.ends[B].remote(THERE);
     for i in 0..10 {
-        let request = SendRequest { op: Operation::Write(remote), len: 100, signaled: i == 9, ..PLAIN };
+        let request = WorkRequest { op: Operation::Write(remote), len: 100, signaled: i == 9, ..PLAIN };
         sim.ends[A].post_request(request, 0).unwrap();
     }
     sim.drive();
@@ -49,7 +49,7 @@ fn a_fenced_request_waits_for_the_reads_before_it() {
     sim.start_trace();
     let remote = sim.ends[B].remote(THERE);
     read(&mut sim, 1000);
-    let fenced = SendRequest { op: Operation::Write(remote), len: 10, fence: true, ..PLAIN };
+    let fenced = WorkRequest { op: Operation::Write(remote), len: 10, fence: true, ..PLAIN };
     sim.ends[A].post_request(fenced, 0).unwrap();
     sim.drive();
     let trace = sim.trace();
@@ -163,9 +163,9 @@ fn a_read_behind_unacknowledged_writes_is_asked_at_once() {
         pair(&Setup { mtu: Mtu::Mtu4096, signal_all: false, psn: [14, 0], memory: 1 << 20, ..small() });
     let (write, read) =
         (Operation::Write(sim.ends[B].remote(0)), Operation::Read(sim.ends[B].remote(1 << 19)));
-    sim.ends[A].post_request(SendRequest { op: write, len: 20 * 4096, ..PLAIN }, 0).unwrap();
+    sim.ends[A].post_request(WorkRequest { op: write, len: 20 * 4096, ..PLAIN }, 0).unwrap();
     sim.ends[A]
-        .post_request(SendRequest { op: read, len: 128 << 10, signaled: true, ..PLAIN }, 1 << 19)
+        .post_request(WorkRequest { op: read, len: 128 << 10, signaled: true, ..PLAIN }, 1 << 19)
         .unwrap();
     sim.drive();
     assert_eq!(ended(&sim), [SUCCESS]);

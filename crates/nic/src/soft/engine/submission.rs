@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use nobounce_protocol::qp::{Datagram, PostError, QpState, SendRequest as ProtocolSend};
+use nobounce_protocol::qp::{Datagram, PostError, QpState, WorkRequest};
 use nobounce_protocol::timing::Nanos;
 use nobounce_protocol::wire::{Qpn, Service};
 
@@ -26,7 +26,7 @@ const PLACES: usize = 512;
 /// A posted request.
 #[derive(Debug)]
 pub(crate) enum Submission {
-    Send { qpn: Qpn, send: ProtocolSend, bytes: RequestBytes, to: Option<Datagram> },
+    Send { qpn: Qpn, send: WorkRequest, bytes: RequestBytes, to: Option<Datagram> },
     Receive { qpn: Qpn, receive: PostedReceive },
     SharedReceive { srq: SrqIndex, receive: PostedReceive },
 }
@@ -116,7 +116,7 @@ impl Core {
         &mut self,
         now: Nanos,
         qpn: Qpn,
-        send: ProtocolSend,
+        send: WorkRequest,
         bytes: RequestBytes,
         to: Option<Datagram>,
     ) {
@@ -169,7 +169,7 @@ impl QueuePair {
     #[inline]
     pub(crate) fn admit_send(
         &mut self,
-        send: ProtocolSend,
+        send: WorkRequest,
         bytes: RequestBytes,
         to: Option<Datagram>,
     ) -> Result<(), PostError> {
@@ -227,7 +227,7 @@ impl WorkQueues {
     /// Whether such a request, which keeps the limits, may be submitted. Others are posted under
     /// the lock, which finds the error.
     #[inline]
-    pub(crate) fn may_submit(&self, service: Service, send: &ProtocolSend, has_address: bool) -> bool {
+    pub(crate) fn may_submit(&self, service: Service, send: &WorkRequest, has_address: bool) -> bool {
         let Rules { is_open, fetches, mtu } = &self.rules;
         is_open.load(Ordering::Acquire)
             && (service == Service::Ud) == has_address

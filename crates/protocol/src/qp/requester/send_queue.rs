@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::qp::request::{PostError, SendRequest};
+use crate::qp::request::{PostError, WorkRequest};
 use crate::qp::wqe::Wqe;
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl SendQueue {
         Self { wqes: VecDeque::new(), depth, started: 0, cursor: 0, next_serial: 0 }
     }
 
-    pub(super) fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
+    pub(super) fn post(&mut self, request: WorkRequest) -> Result<u64, PostError> {
         if self.wqes.len() >= self.depth {
             return Err(PostError::QueueFull(self.depth));
         }

@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use nobounce_protocol::qp::{MAX_MESSAGE, PostError, QpState, SendRequest as WorkRequest};
+use nobounce_protocol::qp::{MAX_MESSAGE, PostError, QpState, WorkRequest};
 use parking_lot::MutexGuard;
 
 use super::Qp;
