@@ -55,7 +55,7 @@ struct FaultCounts {
 
 /// A packet kept outside its batch.
 #[derive(Debug, PartialEq, Eq)]
-struct HeldPacket {
+struct DelayedPacket {
     packet: TxPacket,
     bytes: Vec<u8>,
 }
@@ -64,7 +64,7 @@ struct HeldPacket {
 struct Delayed {
     at: u64,
     serial: u64,
-    held: HeldPacket,
+    held: DelayedPacket,
 }
 
 impl Ord for Delayed {
@@ -85,7 +85,7 @@ struct Overtaken {
     by: u64,
     /// Deadline at which it leaves in any case.
     at: u64,
-    held: HeldPacket,
+    held: DelayedPacket,
 }
 
 impl<L: Link> FaultLink<L> {
@@ -140,7 +140,7 @@ impl<L: Link> FaultLink<L> {
                 let first = self.overtaken.remove(0);
                 self.delay(&first.held.packet, &first.held.bytes, now);
             }
-            let held = HeldPacket { packet: *packet, bytes: bytes.to_vec() };
+            let held = DelayedPacket { packet: *packet, bytes: bytes.to_vec() };
             self.overtaken.push(Overtaken { by, at: now.saturating_add(REORDER_NS), held });
         } else {
             self.pass(packet, bytes, now);
@@ -178,7 +178,7 @@ impl<L: Link> FaultLink<L> {
         let jitter = self.random.below(self.config.jitter_ns.saturating_add(1));
         let at = now.saturating_add(self.config.delay_ns).saturating_add(jitter);
         self.serial += 1;
-        let held = HeldPacket { packet: *packet, bytes: bytes.to_vec() };
+        let held = DelayedPacket { packet: *packet, bytes: bytes.to_vec() };
         self.delayed.push(Reverse(Delayed { at, serial: self.serial, held }));
     }
 

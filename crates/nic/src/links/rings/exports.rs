@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use nobounce_memory::shared_file;
 
 use super::leases::MOST_FILES;
-use super::mapping::FileMapping;
+use super::mapping::SharedMapping;
 use super::ring::Elsewhere;
 
 /// Maximum length of an exported file. Ours have 17 MiB.
@@ -13,14 +13,14 @@ const MOST_BYTES: usize = 256 << 20;
 
 /// All files of one peer, in order of export.
 #[derive(Debug, Default)]
-pub(in crate::links) struct ExportedFiles(Vec<FileMapping>);
+pub(in crate::links) struct ExportedFiles(Vec<SharedMapping>);
 
 impl ExportedFiles {
     /// Maps one more file. Returns whether it is valid.
     pub(in crate::links) fn take(&mut self, file: &OwnedFd, len: usize) -> bool {
         let sound = self.0.len() < MOST_FILES && len <= MOST_BYTES && shared_file::is_sound(file, len);
         sound
-            && FileMapping::new(file, len, libc::PROT_READ).is_ok_and(|exported| {
+            && SharedMapping::new(file, len, libc::PROT_READ).is_ok_and(|exported| {
                 self.0.push(exported);
                 true
             })
@@ -33,7 +33,7 @@ impl ExportedFiles {
 
     /// Whether that byte range lies in one of the files.
     pub(in crate::links) fn have(&self, at: *const u8, len: usize) -> bool {
-        let inside = |file: &FileMapping| {
+        let inside = |file: &SharedMapping| {
             let begin = file.at(0).addr();
             at.addr() >= begin && at.addr() + len <= begin + file.len()
         };

@@ -8,18 +8,18 @@ use crate::process::fork;
 /// The mapping of a whole file, whose length and seals the caller has checked. Its bytes may change
 /// at any time: access is by atomics and copies, never by a reference that outlives a call.
 #[derive(Debug)]
-pub(in crate::links) struct FileMapping {
+pub(in crate::links) struct SharedMapping {
     base: *mut u8,
     len: usize,
     generation: u64,
 }
 
 // SAFETY: an address of a mapping that lives as long as this; see above for how it is accessed.
-unsafe impl Send for FileMapping {}
+unsafe impl Send for SharedMapping {}
 // SAFETY: as above.
-unsafe impl Sync for FileMapping {}
+unsafe impl Sync for SharedMapping {}
 
-impl FileMapping {
+impl SharedMapping {
     /// Maps it with these rights (`PROT_READ`, `PROT_WRITE`).
     pub(in crate::links) fn new(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Self> {
         let (nowhere, fd) = (std::ptr::null_mut(), file.as_raw_fd());
@@ -45,7 +45,7 @@ impl FileMapping {
     }
 }
 
-impl Drop for FileMapping {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         if fork::current() != self.generation {
             return; // a child never had it, and may have something else there by now

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use nobounce_memory::Sink;
 
-use super::mapping::FileMapping;
+use super::mapping::SharedMapping;
 use crate::links::batch::MAX_PACKET;
 
 /// Bytes of the ring: several times the maximum in flight to one peer (`soft/engine/path.rs`), so
@@ -44,12 +44,12 @@ const _: () = assert!(CAPACITY.is_power_of_two() && LEAD >= 8 && LEAD % 16 == 4)
 
 /// The memory of a ring.
 #[derive(Debug)]
-pub(in crate::links) struct RingMemory(FileMapping);
+pub(in crate::links) struct RingMemory(SharedMapping);
 
 impl RingMemory {
     /// Maps the file, whose length and seals the caller has checked.
     pub(in crate::links) fn map(file: &OwnedFd) -> io::Result<Self> {
-        FileMapping::new(file, FILE_LEN, libc::PROT_READ | libc::PROT_WRITE).map(Self)
+        SharedMapping::new(file, FILE_LEN, libc::PROT_READ | libc::PROT_WRITE).map(Self)
     }
 
     pub(in crate::links) fn u64_at(&self, at: usize) -> &AtomicU64 {
