@@ -11,8 +11,10 @@ use crate::{Source, page_size};
 /// `MADV_POPULATE_READ` of Linux 5.14: maps pages, reads absent ones from the file, and reports
 /// errors.
 const POPULATE_READ: i32 = 22;
-/// Pages whose presence decides about a range.
-const SAMPLES: usize = 3;
+/// Pages whose presence decides about a range of another user's file: all of a short one.
+const SAMPLES: usize = 16;
+/// Pages that one call of `mincore` answers for.
+const MOST_ASKED: usize = 512;
 
 /// The first bytes of a file, mapped read-only and shared: its page cache, without a copy.
 ///
@@ -98,26 +100,25 @@ impl FileMapping {
         }
     }
 
-    /// Whether the range is in the page cache, by a sample of its pages. Does not wait for the
-    /// disk.
+    /// Whether the range is in the page cache. Does not wait for the disk.
     ///
     /// A user's own files are asked by `mincore`, which changes nothing. It calls every page of
-    /// another user's file present, so these are read without waiting (`RWF_NOWAIT`). Since Linux
-    /// 5.9 such a read starts to fetch an absent page, and finds it if the disk is quick: places
-    /// differ from call to call, or the next one would find the pages that this one has fetched.
-    /// True for file systems without `RWF_NOWAIT`.
+    /// another user's file present, so a sample of these is read without waiting (`RWF_NOWAIT`).
+    /// Since Linux 5.9 such a read starts to fetch an absent page, and finds it if the disk is
+    /// quick: places differ from call to call, or the next one would find the pages that this one
+    /// has fetched. True for file systems without `RWF_NOWAIT`.
     #[must_use]
     pub fn is_resident(&self, range: Range<usize>) -> bool {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         let Some(last) = range.end.min(self.len).checked_sub(1).filter(|last| *last >= range.start) else {
             return true;
         };
-        if self.is_own {
-            let middle = range.start + (last - range.start) / 2;
-            return [range.start, middle, last].into_iter().all(|at| self.is_incore(at));
-        }
         let first = range.start / page_size();
         let pages = last / page_size() - first + 1;
+        if self.is_own {
+            let parts = (0..pages).step_by(MOST_ASKED);
+            return parts.into_iter().all(|at| self.are_incore(first + at, MOST_ASKED.min(pages - at)));
+        }
         (0..SAMPLES.min(pages)).all(|number| {
             // Consecutive multiples of the golden ratio are far from each other.
             let call = CALLS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -126,12 +127,13 @@ impl FileMapping {
         })
     }
 
-    fn is_incore(&self, at: usize) -> bool {
-        let mut answer = 0_u8;
-        let at = self.base.wrapping_add(at - at % page_size()).cast();
-        // SAFETY: the page is inside of the mapping, and the answer has a byte for it.
-        let known = unsafe { libc::mincore(at, page_size(), (&raw mut answer).cast()) };
-        known != 0 || answer & 1 == 1
+    /// At most [`MOST_ASKED`] pages.
+    fn are_incore(&self, first: usize, pages: usize) -> bool {
+        let mut answers = [0_u8; MOST_ASKED];
+        let at = self.base.wrapping_add(first * page_size()).cast();
+        // SAFETY: the pages are inside of the mapping, and the answer has a byte for each.
+        let known = unsafe { libc::mincore(at, pages * page_size(), answers.as_mut_ptr().cast()) };
+        known != 0 || answers[..pages].iter().all(|answer| answer & 1 == 1)
     }
 
     /// Whether a read of one byte needs no disk. True where the file system cannot tell.
@@ -244,15 +246,25 @@ mod tests {
         };
         assert_eq!(ask(), [true; CALLS], "it was just written");
         // SAFETY: advice about a descriptor.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-        if mapping.is_incore(LEN / 2) {
+        let cool = || unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        cool();
+        if mapping.is_resident(LEN / 2..LEN / 2 + 1) {
             return waive("the temporary files stay in memory");
         }
+        assert!(!mapping.is_resident(0..LEN));
+        let holes = FileMapping::of(readable.as_fd(), LEN).unwrap();
+        holes.advise(&(0..LEN), libc::MADV_RANDOM).unwrap(); // no readahead
+        for at in [0, LEN / 2, LEN - 1] {
+            holes.populate(at..at + 1).unwrap();
+        }
+        assert!(!mapping.is_resident(0..LEN), "most of it is on the disk");
+        drop(holes); // mapped pages stay
+        cool();
         let present = ask().into_iter().filter(|resident| *resident).count();
-        let fetched = (0..LEN).step_by(page_size()).filter(|at| mapping.is_incore(*at)).count();
+        let fetched = (0..LEN).step_by(page_size()).filter(|at| mapping.is_resident(*at..at + 1)).count();
         assert!(present <= fetched, "{present} calls found pages, {fetched} are there");
-        assert!(!mapping.is_resident(0..LEN), "nor for its owner");
         mapping.populate(0..LEN).unwrap();
+        assert!(mapping.is_resident(0..LEN));
         assert_eq!(ask(), [true; CALLS], "it was read");
     }
 

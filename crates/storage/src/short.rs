@@ -61,9 +61,12 @@ fn submit(serving: &Serving, peer: &Peer, request: &Request) -> Option<Transfer>
     let remote = jobs::memory_of(peer, request).ok()?;
     jobs::check(path, ranges, Some(file.size()), &remote).ok()?;
     let pieces = jobs::batches(ranges).next()?;
+    // Mapped here, where a page that is absent after all delays this thread only: in the copy it
+    // would stop the engine.
     let is_resident = pieces.iter().all(|piece| {
         let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
-        file.mapping.is_resident(at(piece.local)..at(piece.local + piece.len))
+        let range = at(piece.local)..at(piece.local + piece.len);
+        file.mapping.is_resident(range.clone()) && file.mapping.populate(range).is_ok()
     });
     let view = file.view.as_ref().filter(|_| is_resident)?;
     let part = Part { local: view, remote: &remote, pieces: Arc::new(pieces) };

@@ -70,7 +70,7 @@ fn present(file: &fs::File, at: usize, len: usize) -> usize {
 }
 
 /// Takes the file's pages out of the page cache: first out of the server's mapping, which keeps
-/// them there. Registering it has read them all.
+/// them there.
 fn cool(file: &fs::File, path: &Path) {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let path = path.display().to_string();
