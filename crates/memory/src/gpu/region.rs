@@ -157,6 +157,7 @@ pub struct GpuMemory {
     host: Option<Window>,
     paths: Paths,
     refusals: Vec<WindowRefusal>,
+    require: Require,
 }
 
 impl GpuMemory {
@@ -198,6 +199,7 @@ impl GpuMemory {
             host: None,
             paths: Paths::both(Path::Direct(Mechanism::Cpu)),
             refusals: Vec::new(),
+            require: options.require,
             range,
         };
         if options.staged {
@@ -223,6 +225,12 @@ impl GpuMemory {
         // The window was found by address: the memory must have been the same throughout.
         memory.check_alive().map_err(|gone| GpuRegisterError::Gone { addr, gone })?;
         Ok(memory)
+    }
+
+    /// What the registration required of the paths.
+    #[must_use]
+    pub fn require(&self) -> Require {
+        self.require
     }
 
     /// Its first address, as the GPU knows it.

@@ -18,7 +18,7 @@ use crate::region::{Region, RegionPlace};
 
 impl Region {
     /// Reads `range.len()` bytes of the file at `offset` into `range` of this region. On return,
-    /// kernels see them. `NOBOUNCE_REQUIRE=direct` applies.
+    /// kernels see them. `NOBOUNCE_REQUIRE=direct` applies, and what the region required.
     ///
     /// # Errors
     /// The range is not inside the file or the region, a direct path is required and there is none,
@@ -64,7 +64,9 @@ pub(super) fn read(
             read.map_err(|error| FileError::of_io("read", file.name(), offset, error))
         }
         RegionPlace::Gpu(memory) => {
-            GpuRead { memory, file, require: options.require }.run(offset, range, &mut report)
+            let asked = [options.require, memory.require()];
+            let require = if asked.contains(&Require::Direct) { Require::Direct } else { Require::Any };
+            GpuRead { memory, file, require }.run(offset, range, &mut report)
         }
     };
     match read {
