@@ -156,9 +156,13 @@ fn gpus(facts: &Facts, path: &Path, len: u64, proofs: &mut StorageProofs, deadli
         // As the verdict has it, and as cuFile's compatibility mode reads: through pinned host
         // memory.
         let staged = GpuOptions { window: false, ..GpuOptions::default() };
-        for (how, options) in
-            [(format!("into {label}"), GpuOptions::default()), (format!("into {label}, staged"), staged)]
-        {
+        let mut ways = vec![(format!("into {label}"), GpuOptions::default())];
+        if staged.with_environment().require == Require::Any {
+            ways.push((format!("into {label}, staged"), staged));
+        } else {
+            proofs.not_tried.push(format!("into {label}, staged: NOBOUNCE_REQUIRE=direct forbids it"));
+        }
+        for (how, options) in ways {
             proofs.push(how, deadline, || {
                 let region = device.register_gpu_on(gpu.ordinal(), PIECE, options)?;
                 let (read, last, paths) = read_into(path, len, &region, deadline)?;

@@ -88,7 +88,7 @@ fn configured(storage: &Storage) -> ChainStep {
                 .fix(Fix::container().set("CUFILE_FORCE_COMPAT_MODE=false"));
             step(NAME, State::Blocks, State::Blocks, "compat mode is forced").because(finding).noting(kvikio)
         }
-        Some(false) => {
+        Some(false) if storage.cufile.config.known().is_some() => {
             let file = match storage.cufile.config.known() {
                 Some(Some(config)) => config.path.clone(),
                 _ => "no cufile.json; defaults".to_owned(),
@@ -103,14 +103,15 @@ fn configured(storage: &Storage) -> ChainStep {
             let poll = if poll == Some(true) { ", poll mode" } else { "" };
             step(NAME, State::Ok, State::Ok, format!("{file}: {allow}{poll}")).noting(kvikio)
         }
-        None => {
+        _ => {
+            let source = storage.cufile.config.why_not().map_or(settings.force.source, ToOwned::to_owned);
             let severity =
                 if storage.cufile.config.is_not_recorded() { Severity::Unknown } else { Severity::Error };
             let finding = Finding::new("storage-cufile-config", severity, "the settings of cuFile cannot be read")
                 .why("They decide the route: compat mode can be forced, P2PDMA must be requested. cuFile may use its defaults, or fail.")
-                .seen("cuFile", settings.force.source.clone())
+                .seen("cuFile", source.clone())
                 .fix(Fix::both().run("sed 's|//.*||' \"${CUFILE_ENV_PATH_JSON:-/etc/cufile.json}\" | python3 -m json.tool"));
-            step(NAME, State::Unknown, State::Unknown, settings.force.source).because(finding).noting(kvikio)
+            step(NAME, State::Unknown, State::Unknown, source).because(finding).noting(kvikio)
         }
     }
 }
@@ -141,7 +142,18 @@ fn asked(facts: &Facts, storage: &Storage) -> ChainStep {
             };
             step(NAME, State::Blocks, State::NotNeeded, asked.source).because(finding)
         }
-        None => step(NAME, State::Unknown, State::NotNeeded, asked.source),
+        // Settings that cannot be read have their finding already.
+        None if storage.cufile.config.known().is_none() => {
+            step(NAME, State::Unknown, State::NotNeeded, asked.source)
+        }
+        None => {
+            let title = "use_pci_p2pdma is neither true nor false";
+            let finding = Finding::new("storage-p2pdma-off", Severity::Unknown, title)
+                .why("What cuFile makes of the value is not known.")
+                .seen("cuFile", asked.source.clone())
+                .fix(Fix::container().set("CUFILE_USE_PCIP2PDMA=true"));
+            step(NAME, State::Unknown, State::NotNeeded, asked.source).because(finding)
+        }
     }
 }
 
