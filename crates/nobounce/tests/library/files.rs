@@ -175,8 +175,8 @@ fn files_of_other_users_are_read_past_the_page_cache() {
     // The mapping of this read would keep pages.
     assert_eq!(read(&temporary.open()), [0, all, 0, 0], "it was just written");
     check(&region, 0, &bytes);
-    // The pages are asked for by reads that do not wait: a disk that is quicker than this thread has
-    // some of them there in time.
+    // The pages are asked for by reads that do not wait: a disk that is quicker than this thread
+    // has some of them there in time.
     let past = (0..10).map_while(|_| temporary.cool().then(|| read(&temporary.open()))).find(|found| {
         check(&region, 0, &bytes);
         assert_eq!(found.iter().sum::<u64>(), all);
